@@ -34,7 +34,6 @@ std::unique_ptr<DownWay> way_of(const std::string& name, const DownOptions& opti
     }
     return local_down(name, options);
   }
-  if (!state && !options.searched) refuse_unnoted(name);
   if (state && !is_here(state->provider)) return hosts_down(*state, options);
   return local_down(name, options);
 }
@@ -95,10 +94,15 @@ DownReport down(const std::string& name, const DownOptions& options) {
     clear_current_cluster(name);
     return report;
   }
-  const ClusterLock lock = ClusterLock::take(
-      name, [&] { options.say("another up or down of " + name + " is at work: waiting for it"); },
-      options.access.stop);
+  bool waited = false;
+  const auto say_so = [&] {
+    waited = true;
+    options.say("another up or down of " + name + " is at work: waiting for it");
+  };
+  const ClusterLock lock = ClusterLock::take(name, say_so, options.access.stop);
   report.was_there = true;
+  // What was at work meanwhile may have begun on machines since they were searched.
+  if (!options.searched || waited) refuse_unnoted(name);
   const std::unique_ptr<DownWay> way = way_of(name, options);
   const bool gone = way->clear(way->end_in_order(), report);
   for (const DownRow& row : report.rows) report.complete = report.complete && row.gone;

@@ -404,25 +404,26 @@ class HostsDown final : public DownWay {
     // Side by side: one that does not hang up is waited for.
     std::mutex mutex;
     std::string trouble;
-    side_by_side(workers.size(), static_cast<std::size_t>(options_.max_parallel),
-                 [&](std::size_t i) {
-                   try {
-                     const wire::ApiClient own(client.socket(), state_.name);
-                     const nlohmann::json answer =
-                         own.post("/v1/nodes/" + wire::percent_encode(workers[i]) + "/remove",
-                                  {{"force", true}}, options_.stop_limit);
-                     const std::lock_guard lock(mutex);
-                     const auto found = joined_.find(workers[i]);
-                     if (found != joined_.end())
-                       found->second = wire::get_bool(answer, "told", false);
-                   } catch (const std::exception& thrown) {  // the others are asked all the same
-                     const Error error = as_defect(thrown);
-                     // The head is giving it back by itself, as it is to keep none.
-                     if (error.code() == ErrorCode::conflict) return;
-                     const std::lock_guard lock(mutex);
-                     trouble = error.what();
-                   }
-                 });
+    side_by_side(
+        workers.size(), static_cast<std::size_t>(options_.max_parallel), [&](std::size_t i) {
+          try {
+            const wire::ApiClient own(client.socket(), state_.name);
+            const nlohmann::json answer =
+                own.post("/v1/nodes/" + wire::percent_encode(workers[i]) + "/remove",
+                         {{"force", true}}, options_.stop_limit);
+            const std::lock_guard lock(mutex);
+            const auto found = joined_.find(workers[i]);
+            if (found != joined_.end()) found->second = wire::get_bool(answer, "told", false);
+          } catch (const std::exception& thrown) {  // the others are asked all the same
+            const Error error = as_defect(thrown);
+            // The head gives it back by itself, as it is to keep none, or has.
+            if (error.code() == ErrorCode::conflict || error.code() == ErrorCode::not_found) {
+              return;
+            }
+            const std::lock_guard lock(mutex);
+            trouble = error.what();
+          }
+        });
     return trouble;
   }
 

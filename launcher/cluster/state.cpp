@@ -162,12 +162,12 @@ void clear_unnoted(const std::string& name) {
 
 void refuse_unnoted(const std::string& name) {
   const auto source = read_file_if_there(unnoted_mark(name));
-  if (!source) return;
+  if (!source || fs::exists(state_file(name))) return;
   throw Error(ErrorCode::conflict, "an up of cluster " + name +
                                        " on machines elsewhere was cut off: what it has left there "
                                        "is not known here")
       .with_hint("dtrain down " + (source->empty() ? "CLUSTER.yaml" : shell_quote(*source)) +
-                 " finds it");
+                 " -c " + name + " finds it");
 }
 
 ClusterLock ClusterLock::take(const std::string& name, const std::function<void()>& waiting,

@@ -58,7 +58,7 @@ void set_temporary(const std::string& name, bool temporary);
 // YAML, by which alone they are found when it is cut off. Gone with the cluster's folder.
 void set_unnoted(const std::string& name, const std::string& source);
 void clear_unnoted(const std::string& name);
-// Throws Error(conflict) when one was cut off so. Only where there is no cluster.json.
+// Throws Error(conflict) when one was cut off so: there is no cluster.json.
 void refuse_unnoted(const std::string& name);
 
 // Held by up and down of one cluster. Waits for its turn; `waiting` is called once if it must, and

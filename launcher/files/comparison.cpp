@@ -197,13 +197,14 @@ void Comparison::answer(const std::vector<std::string>& sums) {
       }
     }
     if (!sums[i].empty() && sums[i] == there) {
-      // A file of ours that somebody made equal to the source is ours again; somebody else's is
-      // ours once we have set its mode.
-      if (item.known != nullptr || (!item.same_mode && item.replaceable)) {
+      // A file of ours that somebody made equal to the source is ours again.
+      if (item.known != nullptr) {
         item.action = Action::touch;
         item.sha256 = there;
       } else if (item.same_mode) {
         item.action = Action::foreign;
+      } else if (item.replaceable) {
+        item.action = Action::mode;
       } else {
         leave(item, "has another mode there");
       }
@@ -225,8 +226,9 @@ void Comparison::link_later_names() {
     Item& item = items_[i];
     if (item.action == Action::ask) questions_.pop_back();
     if (item.action == Action::left || item.action == Action::below) continue;
-    const Action first = items_[*entry.same_as].action;
-    if (first == Action::left || first == Action::below || first == Action::foreign) {
+    const Item& first_name = items_[*entry.same_as];
+    const Action first = first_name.action;
+    if (first == Action::left || first == Action::below || first_name.is_foreign()) {
       // Nothing of ours to be linked to: a file of its own.
       if (item.action == Action::ask && !item.replaceable) {
         leave(item, item.reason);

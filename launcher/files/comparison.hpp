@@ -65,6 +65,11 @@ class Comparison {
     std::string sha256;         // of what is touched
     bool remove_first = false;  // something of another kind is in its place, and is ours
     const char* reason = "";
+
+    // Nobody's but theirs who made it, though its mode may be set.
+    bool is_foreign() const {
+      return action == Action::foreign || (action == Action::mode && known == nullptr);
+    }
   };
 
   class JournalWriter;

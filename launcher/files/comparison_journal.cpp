@@ -75,9 +75,7 @@ class Comparison::JournalWriter {
       case Action::same:
         break;
       case Action::foreign:
-        // Nobody says when somebody else's file changes: next time it is looked at again.
-        if (entry.kind != EntryKind::folder) whole_ = false;
-        return;
+        break;
       case Action::ask:
       case Action::left:
       case Action::below:
@@ -116,6 +114,11 @@ class Comparison::JournalWriter {
         add_step(entry.kind == EntryKind::folder ? modes_ : attributes_, operation,
                  Operation::Kind::set_mode);
         break;
+    }
+    if (item.is_foreign()) {
+      // Nobody says when somebody else's file changes: next time it is looked at again.
+      if (entry.kind != EntryKind::folder) whole_ = false;
+      return;
     }
     if (entry.kind == EntryKind::folder && item.action != Action::make_folder) {
       keep_open(item, operation);

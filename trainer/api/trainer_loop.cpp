@@ -118,7 +118,10 @@ void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
     if (last_loss) step_metrics.try_emplace("loss", *last_loss);
     if (options.gradient_clip_val) step_metrics["grad_norm"] = metrics.at("grad_norm");
     each([&](Callback& callback) { step_metrics.merge(callback.step_metrics(trainer)); });
-    for (const auto& [name, value] : step_metrics) metrics[name] = value;
+    for (const auto& [name, value] : step_metrics) {
+      metrics[name] = value;
+      kept->means.erase(name);  // a step's own now
+    }
     session().report(place.step, step_metrics, place.epoch);
   }
   if (automatic) look_for_plateaus(Scheduler::Per::step, place.step);
@@ -167,13 +170,13 @@ Metrics Trainer::State::metrics_of_step() const {
   return its;
 }
 
-Metrics Trainer::State::means_of_step() const {
+void Trainer::State::report_validation() {
   Metrics its;
   for (const auto& [name, step] : kept->means) {
     const auto found = metrics.find(name);  // the steps are rank 0's, the metrics each rank's own
     if (step == place.step && found != metrics.end()) its.insert(*found);
   }
-  return its;
+  if (!its.empty()) session().report(place.step, its, place.epoch);
 }
 
 bool Trainer::State::validate(Trainer& trainer, bool may_leave) {
@@ -255,6 +258,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   if (std::exchange(kept->validation_due, false) && trainer.validates()) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
+    if (index < train_batches) report_validation();  // its checkpoint was before it
   }
   times.begin();
   while (index < train_batches && !has_ended && !is_last_step()) {
@@ -279,9 +283,9 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (validates_now && index / val_every > (index - done.batches) / val_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
-      // Within an epoch, where neither its end nor a checkpoint tells of it.
-      if (index < train_batches && !checkpoint_due()) {
-        session().report(place.step, means_of_step(), place.epoch);
+      // Within an epoch, where neither its end, nor the training's, nor a checkpoint tells of it.
+      if (index < train_batches && !has_ended && !is_last_step() && !checkpoint_due()) {
+        report_validation();
       }
     }
     if (session().preempted()) {

@@ -112,7 +112,7 @@ struct Trainer::State {
   // The metrics without means that were taken at another step: weights that have changed since are
   // not what was measured.
   Metrics metrics_of_step() const;
-  Metrics means_of_step() const;  // those that were taken at it, alone
+  void report_validation();  // the means that were taken at this step, alone
   // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();

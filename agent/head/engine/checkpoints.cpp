@@ -312,27 +312,24 @@ void Attempt::is_committed(const Collecting& which, std::int64_t step) {
   newest_step = step;
 }
 
-std::optional<std::int64_t> Attempt::overtaker(const Collecting& of) const {
-  if (newest_order > of.order) return newest_step;
-  for (const auto& [step, other] : collecting) {
-    if (other.committing && other.order > of.order) return step;
-  }
-  return std::nullopt;
-}
-
 // The newest is the one with the highest number, and num_to_keep goes by it: what was reported
 // earlier never gets a higher one. Steps say nothing of that: a program may go back.
 void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
   Collecting& collecting = attempt.collecting.at(step);
-  if (const auto later = attempt.overtaker(collecting)) {
+  if (attempt.newest_order > collecting.order) {
     Tx tx;
     drop_collecting(tx, job, attempt, step,
-                    "that of step " + std::to_string(*later) +
+                    "that of step " + std::to_string(attempt.newest_step) +
                         ", which was reported after it, was here before it");
     commit(job, std::move(tx), Urgency::now);
     check_end(job.row.id);
     return;
   }
+  collecting.held =
+      std::any_of(attempt.collecting.begin(), attempt.collecting.end(), [&](const auto& other) {
+        return other.second.committing && other.second.order > collecting.order;
+      });
+  if (collecting.held) return;
   collecting.committing = true;
   CommitRequest request;
   request.job = job.row.id;
@@ -358,6 +355,17 @@ void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
       });
 }
 
+// Whether one that was reported later is committed is known now.
+void Engine::Impl::commit_held(Job& job, Attempt& attempt) {
+  std::vector<std::int64_t> steps;
+  for (auto& [step, collecting] : attempt.collecting) {
+    if (std::exchange(collecting.held, false)) steps.push_back(step);
+  }
+  for (const std::int64_t step : steps) {
+    if (attempt.collecting.contains(step)) start_commit(job, attempt, step);
+  }
+}
+
 std::string room_words(std::int64_t step, const Collecting& collecting) {
   return printable(
       "the checkpoint of step " + std::to_string(step) + " waits for room: " + collecting.no_room,
@@ -373,7 +381,6 @@ bool Attempt::waits_for_room() const {
 void Engine::Impl::wait_for_room(Job& job, Attempt& attempt, std::int64_t step,
                                  const Error& error) {
   Collecting& collecting = attempt.collecting.at(step);
-  collecting.committing = false;
   if (!collecting.again) {  // the first of its shards to find none this time
     collecting.room_look = std::clamp(2 * collecting.room_look, kFirstLook, kLastLook);
     collecting.again = clock.now() + collecting.room_look;
@@ -413,6 +420,8 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
   --attempt->file_work;
   if (result.error && result.error->code() == ErrorCode::exhausted && !attempt->ending() &&
       attempt->collecting.contains(step)) {
+    attempt->collecting.at(step).committing = false;
+    commit_held(*job, *attempt);
     wait_for_room(*job, *attempt, step, *result.error);
     return;
   }
@@ -421,6 +430,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
     const std::string why = result.error->what();
     drop_collecting(tx, *job, *attempt, step, why);
     commit(*job, std::move(tx), Urgency::now);
+    commit_held(*job, *attempt);
     check_end(id);
     return;
   }
@@ -469,6 +479,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
     if (share.live() || attempt->file_work > 0) keep(tx, share);
   }
   commit(*job, std::move(tx), Urgency::now);
+  commit_held(*job, *attempt);
   check_end(id);
 }
 

@@ -76,7 +76,8 @@ struct Collecting {
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
   bool committing = false;
-  std::string no_room;                // why there was none; empty: there was
+  bool held = false;    // until one that was reported later, and is being committed, is or is not
+  std::string no_room;  // why there was none; empty: there was
   std::chrono::seconds room_look{0};  // the last pause before another try
   std::optional<Monotonic> again;     // when it is tried again; absent: it does not wait for room
 };
@@ -138,8 +139,6 @@ struct Attempt {
   const Share* share(const NodeId& node) const;
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
-  // The step of one that was reported after that, and is or is being committed.
-  std::optional<std::int64_t> overtaker(const Collecting& of) const;
   void is_committed(const Collecting& which, std::int64_t step);
   void lose(const NodeId& node, Monotonic heard);
 };
@@ -648,6 +647,7 @@ struct Engine::Impl {
     std::optional<Error> error;
   };
   void start_commit(Job& job, Attempt& attempt, std::int64_t step);
+  void commit_held(Job& job, Attempt& attempt);
   void committed(const JobId& id, int attempt, std::int64_t step, Committed result);
   // Answers all shards of a step with an error; the step may be reported again.
   void wait_for_room(Job& job, Attempt& attempt, std::int64_t step, const Error& error);

@@ -190,17 +190,17 @@ void take_away(Client& client, Orphan& found) {
   const auto kind = std::find_if(std::begin(kKinds), std::end(kKinds),
                                  [&](const Kind& each) { return thing.what == each.what; });
   if (kind == std::end(kKinds)) return;
-  if (thing.what == kKeyPair) {
-    if (const std::string user = other_user(client, thing.id, found.cluster); !user.empty()) {
-      thing.kept = true;
-      thing.note = "cluster " + printable(user, false) + " launches by it";
-      return;
-    }
-  }
   CallOptions options;
   options.deadline = kUntilUnused;
   options.again = [&](const std::string& code) { return code == kind->busy; };
   try {
+    if (thing.what == kKeyPair) {
+      if (const std::string user = other_user(client, thing.id, found.cluster); !user.empty()) {
+        thing.kept = true;
+        thing.note = "cluster " + printable(user, false) + " launches by it";
+        return;
+      }
+    }
     client.ec2(kind->remove, {{kind->key, thing.id}}, options);
     thing.gone = true;
   } catch (const ApiError& error) {

@@ -1,6 +1,7 @@
 // What a Trainer logs and when it reads it; where it goes.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <signal.h>
 
 #include <cmath>
 #include <sstream>
@@ -181,8 +182,18 @@ TEST_CASE("what hooks of an epoch log is there at once, for callbacks, plateaus 
   CHECK(epoch == 3);
 }
 
-TEST_CASE(
-    "a validation within an epoch is reported at its step, and not again at the epoch's end") {
+TEST_CASE("a validation within an epoch is reported once, at its step") {
+  class Told final : public SmallModule {
+   public:
+    explicit Told(std::int64_t at) : SmallModule({}), at_(at) {}
+    void validation_step(const Batch& batch, std::int64_t index) override {
+      if (trainer().global_step() == at_ && index == 0) ::raise(SIGTERM);
+      SmallModule::validation_step(batch, index);
+    }
+
+   private:
+    std::int64_t at_;
+  };
   class Validations final : public Logger {
    public:
     std::string name() const override { return "validations"; }
@@ -196,10 +207,10 @@ TEST_CASE(
   TrainerOptions options;
   options.val_check_interval = 4;  // of 10 batches
   options.max_epochs = 2;
-  const auto run = [&] {
+  const auto run = [&](std::int64_t told_to_go_at = -1) {
     const auto told = std::make_shared<Validations>();
     options.loggers = {told};
-    Trainer(options).fit(std::make_shared<SmallModule>(SmallModule::Options{}));
+    Trainer(options).fit(std::make_shared<Told>(told_to_go_at));
     return told->steps;
   };
   CHECK(run() == std::vector<std::int64_t>{4, 8, 14, 18});
@@ -208,6 +219,15 @@ TEST_CASE(
   options.callbacks = {
       std::make_shared<ModelCheckpoint>(ModelCheckpoint::Options{.every_n_train_steps = 4})};
   CHECK(run() == std::vector<std::int64_t>{4, 8, 14, 18});
+  // One that is broken off comes first at the next start.
+  options.callbacks.clear();
+  options.default_root_dir = folder / "again";
+  CHECK(run(8) == std::vector<std::int64_t>{4});
+  CHECK(run() == std::vector<std::int64_t>{8, 14, 18});
+  // At the training's last step its end tells of it.
+  options.default_root_dir.reset();
+  options.max_steps = 4;
+  CHECK(run() == std::vector<std::int64_t>{4});
 }
 
 TEST_CASE("settings of the device: what contradicts itself or is not known is refused") {

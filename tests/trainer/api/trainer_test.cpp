@@ -342,6 +342,29 @@ TEST_CASE("a checkpoint has a validation's metrics only where its weights were v
   }
 }
 
+TEST_CASE("a name that both a step and an epoch have is in each checkpoint") {
+  class Named final : public SmallModule {
+   public:
+    Named() : SmallModule({}) {}
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      const at::Tensor loss = SmallModule::training_step(batch, index);
+      log("loss", loss, {.on_step = false, .on_epoch = true});  // the Trainer reports one of a step
+      return loss;
+    }
+  };
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_epochs = 2;
+  options.log_every_n_steps = 1;
+  options.default_root_dir = folder / "storage";
+  options.callbacks = {
+      std::make_shared<ModelCheckpoint>(ModelCheckpoint::Options{.every_n_train_steps = 4})};
+  Trainer(options).fit(std::make_shared<Named>());
+  const auto kept = list_checkpoints(folder / "storage", [](const auto&) {});
+  CHECK(kept.size() == 6);
+  for (const Checkpoint& each : kept) CHECK(each.manifest.metrics.contains("loss"));
+}
+
 TEST_CASE("what a checkpoint knows nothing of begins at the weights that it has") {
   const TemporaryFolder folder;
   const auto fit = [&](bool plain, std::vector<std::shared_ptr<Callback>> callbacks) {

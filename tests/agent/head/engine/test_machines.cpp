@@ -371,6 +371,31 @@ TEST_CASE("a checkpoint whose files are here after a later one's does not come b
   CHECK(checkpoints[0].at("step") == second);
 }
 
+TEST_CASE("a checkpoint is not given up for a later one that cannot be committed") {
+  Far world(1);
+  const JobId id = world.submit(World::spec());
+  world.begin(id);
+  for (const int step : {100, 200}) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
+  }
+  world.until([&] { return world.fetches.size() == 2; });
+  const std::vector<World::Fetch> fetches = world.fetches;
+  const fs::path later = temporary_folder(world.options.root.storage(id), 1, 200);
+  make_folders(later);
+  std::ofstream(later / "nobody's");
+  world.deliver(fetches[1]);
+  world.deliver(fetches[0]);
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 4)->contains("error"));
+  CHECK(world.answer("node-0", id, 1, 3)->at("ok") == true);
+  const nlohmann::json checkpoints = world.engine->job(id).at("checkpoints");
+  REQUIRE(checkpoints.size() == 1);
+  CHECK(checkpoints[0].at("step") == 100);
+}
+
 TEST_CASE("checkpoints that are here in the order of their reports are all committed") {
   Far world(1);
   const JobId id = world.submit(World::spec());
