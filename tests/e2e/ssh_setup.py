@@ -1,5 +1,7 @@
 """Setup commands on hosts: they run once, survive a lost connection, and say how they failed."""
 
+import shlex
+
 from ssh_harness import *
 
 # Says that it began, waits for a file, says that it ended.
@@ -62,7 +64,7 @@ class Setup(HostsCase):
         up.communicate(timeout=20)
         self.go()
         said = self.refused("down", "-y", "-c", self.name())
-        self.assertIn(f"dtrain down {self.yaml}", said)
+        self.assertIn(f"dtrain down {shlex.quote(str(self.yaml))} -c {self.name()} finds it", said)
         self.ok("down", "-y", self.yaml)
         self.assert_clean(0, 1)
 
