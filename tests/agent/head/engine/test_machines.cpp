@@ -23,6 +23,17 @@ NodeInfo joined_by_itself() {
   return info;
 }
 
+// Rank 0 reports a checkpoint of each step, and waits for neither answer. Returns their fetches.
+std::vector<World::Fetch> report_two(Far& world, const JobId& id, int first, int second) {
+  for (const int step : {first, second}) {
+    world.say("node-0", id, 1,
+              wire::RankReport{
+                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
+  }
+  world.until([&] { return world.fetches.size() == 2; });
+  return world.fetches;
+}
+
 }  // namespace
 
 TEST_CASE("ranks of several machines start once their nodes have reached each other") {
@@ -346,14 +357,9 @@ TEST_CASE("a checkpoint whose files are here after a later one's does not come b
   }
   const JobId id = world.submit(spec);
   world.begin(id);
-  for (const int step : {first, second}) {
-    world.say("node-0", id, 1,
-              wire::RankReport{
-                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
-  }
-  world.until([&] { return world.fetches.size() == 2; });
-  const World::Fetch earlier = world.fetches[0];
-  const World::Fetch later = world.fetches[1];
+  const std::vector<World::Fetch> fetches = report_two(world, id, first, second);
+  const World::Fetch& earlier = fetches[0];
+  const World::Fetch& later = fetches[1];
   REQUIRE(earlier.ask.step == first);
   world.deliver(later);
   if (is_committed) {
@@ -375,13 +381,7 @@ TEST_CASE("a checkpoint is not given up for a later one that cannot be committed
   Far world(1);
   const JobId id = world.submit(World::spec());
   world.begin(id);
-  for (const int step : {100, 200}) {
-    world.say("node-0", id, 1,
-              wire::RankReport{
-                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
-  }
-  world.until([&] { return world.fetches.size() == 2; });
-  const std::vector<World::Fetch> fetches = world.fetches;
+  const std::vector<World::Fetch> fetches = report_two(world, id, 100, 200);
   const fs::path later = temporary_folder(world.options.root.storage(id), 1, 200);
   make_folders(later);
   std::ofstream(later / "nobody's");
@@ -400,13 +400,7 @@ TEST_CASE("checkpoints that are here in the order of their reports are all commi
   Far world(1);
   const JobId id = world.submit(World::spec());
   world.begin(id);
-  for (const int step : {200, 100}) {
-    world.say("node-0", id, 1,
-              wire::RankReport{
-                  0, {{"type", "checkpoint"}, {"step", step}, {"path", "/there"}, {"ack", true}}});
-  }
-  world.until([&] { return world.fetches.size() == 2; });
-  const std::vector<World::Fetch> fetches = world.fetches;
+  const std::vector<World::Fetch> fetches = report_two(world, id, 200, 100);
   for (const World::Fetch& each : fetches) world.deliver(each);
   world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
   const nlohmann::json checkpoints = world.engine->job(id).at("checkpoints");

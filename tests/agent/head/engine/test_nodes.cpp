@@ -9,6 +9,24 @@ using dtrain::head::testing::World;
 using Outcome = wire::NodeFinished::Outcome;
 using namespace std::chrono_literals;
 
+namespace {
+
+// A job with a rank on each of node-0 and node-1, which run.
+JobId run_on_two(World& world) {
+  world.join("node-0");
+  world.join("node-1");
+  JobSpec spec = World::spec();
+  spec.nnodes = {2, 2};
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.say("node-0", id, 1, wire::MasterReady{29500});
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.start_ranks("node-1", id, 1, 1, 1);
+  return id;
+}
+
+}  // namespace
+
 TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopped at rejoin") {
   World world(2);
   world.join("node-0");
@@ -141,15 +159,7 @@ TEST_CASE("of two lost nodes the one that is back does not end the wait for the 
 
 TEST_CASE("a node that is gone explains why ranks elsewhere fail after it") {
   World world(2);
-  world.join("node-0");
-  world.join("node-1");
-  JobSpec spec = World::spec();
-  spec.nnodes = {2, 2};
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
-  world.start_ranks("node-1", id, 1, 1, 1);
+  const JobId id = run_on_two(world);
   world.settle();
   world.engine->gone(NodeId("node-0"));
   world.advance(5s);
@@ -179,15 +189,7 @@ TEST_CASE("a node that is gone explains why ranks elsewhere fail after it") {
 
 TEST_CASE("what failed before a node was lost is the cause, whatever its node's clock says") {
   World world(2);
-  world.join("node-0");
-  world.join("node-1");
-  JobSpec spec = World::spec();
-  spec.nnodes = {2, 2};
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.say("node-0", id, 1, wire::MasterReady{29500});
-  world.start_ranks("node-0", id, 1, 0, 1);
-  world.start_ranks("node-1", id, 1, 1, 1);
+  const JobId id = run_on_two(world);
   wire::RankExited failed;
   failed.rank = 1;
   failed.exit.code = 7;
