@@ -1,6 +1,5 @@
 #include "agent/supervise/listener.hpp"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -32,23 +31,17 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   std::function<void()> come;
   Descriptor socket;
   asio::steady_timer timer;
-  struct stat made {};  // of the path, when it was bound
-  int generation = 0;   // of the socket; who waited for an older one is passed over
-  bool told = false;    // that it cannot be made again
+  FileOf made;         // the path's, as it was bound
+  int generation = 0;  // of the socket; who waited for an older one is passed over
+  bool told = false;   // that it cannot be made again
   bool closed = false;
 
   void open() {
     UniqueFd fd = listen_unix(path);
-    if (::stat(path.c_str(), &made) != 0) made = {};  // seen at the next look
+    made = FileOf(path);
     socket.close();
     socket.assign(fd.release());
     ++generation;
-  }
-
-  bool is_there() const {
-    struct stat now {};
-    return ::stat(path.c_str(), &now) == 0 && now.st_dev == made.st_dev &&
-           now.st_ino == made.st_ino;
   }
 
   void wait() {
@@ -64,7 +57,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
     timer.expires_after(kLookEvery);
     timer.async_wait([self = shared_from_this()](boost::system::error_code failed) {
       if (failed || self->closed) return;
-      if (!self->is_there()) self->make_again();
+      if (self->made.is_gone(self->path)) self->make_again();
       self->look_again();
     });
   }
@@ -101,7 +94,6 @@ std::optional<UniqueFd> Listener::accept() {
 
 void Listener::close() {
   if (std::exchange(impl_->closed, true)) return;
-  impl_->come = {};
   impl_->timer.cancel();
   impl_->socket.close();
   ::unlink(impl_->path.c_str());

@@ -282,7 +282,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
     throw in_the_way(spec.cluster_name, "cluster " + spec.cluster_name + " is up with provider " +
                                             run.before->provider);
   }
-  if (traits.here && !run.before) refuse_unnoted(spec.cluster_name);
+  if (traits.here) refuse_unnoted(spec.cluster_name);
   look(run);
   run.report.plan = run.plan;
   run.report.warnings = run.plan.warnings;

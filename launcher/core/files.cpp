@@ -161,6 +161,20 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
+FileOf::FileOf(const fs::path& name) {
+  struct stat status {};
+  if (::stat(name.c_str(), &status) != 0) return;
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+}
+
+bool FileOf::is_gone(const fs::path& name) const {
+  struct stat status {};
+  if (inode_ == 0) return false;
+  if (::stat(name.c_str(), &status) != 0) return errno == ENOENT || errno == ENOTDIR;
+  return status.st_dev != device_ || status.st_ino != inode_;
+}
+
 void remove_tree(const fs::path& path) {
   // Others may remove it as well, as hosts that share a home do: what one of them was quicker with
   // is an error of remove_all().

@@ -49,6 +49,19 @@ void make_private_subfolder(const fs::path& folder);
 // What lies in a folder, by name; nothing where it is not there.
 std::vector<fs::path> entries_of(const fs::path& folder);
 
+// Which file a name leads to; none where it cannot be looked at.
+class FileOf {
+ public:
+  FileOf() = default;
+  explicit FileOf(const fs::path& name);
+  // Whether the name leads there no more. A disk that does not answer says nothing.
+  bool is_gone(const fs::path& name) const;
+
+ private:
+  dev_t device_ = 0;
+  ino_t inode_ = 0;  // 0: none
+};
+
 // Removes a tree of ours without following links; a missing one is fine.
 void remove_tree(const fs::path& path);
 

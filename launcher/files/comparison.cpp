@@ -200,7 +200,7 @@ void Comparison::answer(const std::vector<std::string>& sums) {
       // A file of ours that somebody made equal to the source is ours again.
       if (item.known != nullptr) {
         item.action = Action::touch;
-        item.sha256 = there;
+        touched_sums_[questions_[i]] = there;
       } else if (item.same_mode) {
         item.action = Action::foreign;
       } else if (item.replaceable) {

@@ -62,7 +62,6 @@ class Comparison {
     const Written* known = nullptr;
     bool replaceable = false;   // when the content turns out to differ
     bool same_mode = false;     // files: what is there has the source's
-    std::string sha256;         // of what is touched
     bool remove_first = false;  // something of another kind is in its place, and is ours
     const char* reason = "";
 
@@ -93,6 +92,7 @@ class Comparison {
   Beneath* files_;
   std::unordered_map<std::string, const Written*> known_;
   std::vector<Item> items_;
+  std::unordered_map<std::uint32_t, std::string> touched_sums_;  // SHA-256, by entry
   std::vector<std::uint32_t> questions_;
   std::string blocked_;  // ends with '/': nothing below it is looked at
   std::string missing_;  // ends with '/': nothing is there

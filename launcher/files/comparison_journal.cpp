@@ -108,7 +108,7 @@ class Comparison::JournalWriter {
       }
       case Action::touch:
         add_step(attributes_, operation, Operation::Kind::touch);
-        set_content(now, item.sha256, entry.mtime_ns);
+        set_content(now, comparison_.touched_sums_.at(number), entry.mtime_ns);
         break;
       case Action::mode:
         add_step(entry.kind == EntryKind::folder ? modes_ : attributes_, operation,

@@ -35,18 +35,6 @@ void for_each_file(const fs::path& folder, Use use) {
   }
 }
 
-// Each entry of a folder; of none that is there, none.
-template <typename Use>
-void for_each_entry(const fs::path& folder, Use use) {
-  std::error_code failed;
-  fs::directory_iterator it(folder, failed);
-  for (; !failed && it != fs::directory_iterator(); it.increment(failed)) use(it->path());
-  if (failed && failed != std::errc::no_such_file_or_directory &&
-      failed != std::errc::not_a_directory) {
-    throw errno_error("cannot list " + folder.string(), failed.value());
-  }
-}
-
 }  // namespace
 
 std::uint64_t folder_bytes(const fs::path& folder) {
@@ -98,7 +86,9 @@ void mark_pulled(const fs::path& checkpoints, const std::set<int>& numbers) {
 
 std::vector<StoredCheckpoints> unpulled_checkpoints(const fs::path& storage) {
   std::vector<StoredCheckpoints> jobs;
-  for_each_entry(storage, [&](const fs::path& job) {
+  for (const fs::path& job : entries_of(storage)) {
+    std::error_code unseen;
+    if (!fs::is_directory(job, unseen) && !unseen) continue;
     const fs::path folder = job / "checkpoints";
     std::set<int> pulled;
     try {
@@ -107,16 +97,14 @@ std::vector<StoredCheckpoints> unpulled_checkpoints(const fs::path& storage) {
       log::debug("which checkpoints were pulled is not known", {{"why", error.what()}});
     }
     StoredCheckpoints stored{job.filename().string()};
-    for_each_entry(folder, [&](const fs::path& entry) {
+    for (const fs::path& entry : entries_of(folder)) {
       const auto number = checkpoint_number(entry.filename().string());
-      if (!number || pulled.contains(*number)) return;
+      if (!number || pulled.contains(*number)) continue;
       ++stored.count;
       stored.bytes += folder_bytes(entry);
-    });
+    }
     if (stored.count > 0) jobs.push_back(std::move(stored));
-  });
-  std::sort(jobs.begin(), jobs.end(),
-            [](const StoredCheckpoints& a, const StoredCheckpoints& b) { return a.job < b.job; });
+  }
   return jobs;
 }
 

@@ -275,7 +275,7 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
     nlohmann::json answer = {{"ok", true}, {"path", result.known.string()}};
     Tx tx;
     if (!result.error) {
-      attempt->is_committed(found->second, step);
+      attempt->note_committed(found->second, step);
     } else {
       const std::string why = result.error->what();
       answer = nlohmann::json::object({{"error", why}});
@@ -306,7 +306,7 @@ void Engine::Impl::shard_placed(const JobId& id, int number, std::int64_t step, 
   }
 }
 
-void Attempt::is_committed(const Collecting& which, std::int64_t step) {
+void Attempt::note_committed(const Collecting& which, std::int64_t step) {
   if (which.order < newest_order) return;
   newest_order = which.order;
   newest_step = step;
@@ -449,7 +449,7 @@ void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Com
            " (" + human_bytes(row.size) + ")");
 
   const auto found = attempt->collecting.find(step);
-  if (found != attempt->collecting.end()) attempt->is_committed(found->second, step);
+  if (found != attempt->collecting.end()) attempt->note_committed(found->second, step);
   // Those that wait for room need not come any more: start_commit() would drop them.
   std::vector<std::int64_t> late;
   for (const auto& [other, collecting] : attempt->collecting) {

@@ -139,7 +139,7 @@ struct Attempt {
   const Share* share(const NodeId& node) const;
   bool ending() const { return row.state == AttemptState::stopping; }
   bool waits_for_room() const;
-  void is_committed(const Collecting& which, std::int64_t step);
+  void note_committed(const Collecting& which, std::int64_t step);
   void lose(const NodeId& node, Monotonic heard);
 };
 

@@ -129,8 +129,7 @@ void Api::open_door() {
     throw Error(ErrorCode::io,
                 "cannot listen on " + socket_path_.string() + ": " + failed.message());
   }
-  struct stat status {};
-  if (::stat(socket_path_.c_str(), &status) == 0) inode_ = status.st_ino;
+  socket_file_ = FileOf(socket_path_);
 }
 
 asio::awaitable<void> Api::keep_door() {
@@ -139,8 +138,7 @@ asio::awaitable<void> Api::keep_door() {
   while (acceptor_.is_open()) {
     timer.expires_after(kDoorCheck);
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    struct stat status {};
-    if (::stat(socket_path_.c_str(), &status) == 0 && status.st_ino == inode_) continue;
+    if (!socket_file_.is_gone(socket_path_)) continue;
     log::warn("the API's socket was taken away; it is made again");
     acceptor_.close(ignored);
     try {

@@ -90,7 +90,7 @@ class Api {
 
   boost::asio::io_context& context_;
   fs::path socket_path_;
-  ino_t inode_ = 0;  // of the socket's name, as it was bound
+  FileOf socket_file_;  // as it was bound
   Parts parts_;
   std::function<void()> ended_;
   boost::asio::local::stream_protocol::acceptor acceptor_;

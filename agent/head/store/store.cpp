@@ -1,7 +1,5 @@
 #include "agent/head/store/store.hpp"
 
-#include <sys/stat.h>
-
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -32,26 +30,6 @@ struct Queued {
   OnFailure on_failure = OnFailure::retry;
   std::function<void(std::exception_ptr)> done;
   std::chrono::steady_clock::time_point since;
-};
-
-// Which file a name leads to.
-struct FileOf {
-  dev_t device = 0;
-  ino_t inode = 0;
-
-  explicit FileOf(const fs::path& name) {
-    struct stat status {};
-    if (::stat(name.c_str(), &status) != 0) return;
-    device = status.st_dev;
-    inode = status.st_ino;
-  }
-  // Whether the name leads there no more. A disk that does not answer says nothing.
-  bool is_gone(const fs::path& name) const {
-    struct stat status {};
-    if (inode == 0) return false;
-    if (::stat(name.c_str(), &status) != 0) return errno == ENOENT || errno == ENOTDIR;
-    return status.st_dev != device || status.st_ino != inode;
-  }
 };
 
 class SqliteStore final : public Store {
@@ -557,8 +535,8 @@ class SqliteStore final : public Store {
   StoreOptions options_;
   bool is_open_ = false;
   std::optional<Loaded> loaded_;          // until it is asked for, or changed; under mutex_
-  FileOf file_{fs::path()};               // of the database, as it was opened
-  FileOf journal_{fs::path()};            // of its log
+  FileOf file_;                           // of the database, as it was opened
+  FileOf journal_;                        // of its log
   std::shared_ptr<Database> database_;    // under writing_turn_, once the threads run
   std::unique_ptr<Writer> writer_;        // the same
   std::map<JobId, std::size_t> metrics_;  // rows per job, as far as counted; the same

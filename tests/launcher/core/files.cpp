@@ -43,6 +43,19 @@ TEST_CASE("a file is read whole, with a bound") {
   CHECK(read_file_if_there(folder / "f") == content);
 }
 
+TEST_CASE("a name that leads to another file, or to none, leads to the first no more") {
+  const TemporaryFolder folder;
+  write_file_atomic(folder / "f", "one");
+  const FileOf first(folder / "f");
+  CHECK_FALSE(first.is_gone(folder / "f"));
+  write_file_atomic(folder / "f", "one");
+  CHECK(first.is_gone(folder / "f"));
+  CHECK(first.is_gone(folder / "none"));
+  CHECK(first.is_gone(folder / "f/below"));  // a part of the name is no folder
+  CHECK_FALSE(FileOf(folder / "none").is_gone(folder / "none"));
+  CHECK_FALSE(FileOf().is_gone(folder / "f"));
+}
+
 TEST_CASE("an atomic write leaves the old or the new, the mode asked for, and no rubbish") {
   const TemporaryFolder folder;
   write_file_atomic(folder / "f", "old", 0600);
