@@ -41,12 +41,8 @@ std::vector<std::string> names_of(const paths::AttemptRoot& root) {
   for (const char* name : wire::kAttemptLogs) {
     if (fs::exists(path_of(root, name), failed)) names.emplace_back(name);
   }
-  fs::directory_iterator entry(root.ranks(), failed);
-  if (failed && failed != std::errc::no_such_file_or_directory) {
-    throw errno_error("cannot look into " + root.ranks().string(), failed.value());
-  }
-  for (; entry != fs::directory_iterator(); entry.increment(failed)) {
-    std::string name = entry->path().filename().string();
+  for (const fs::path& file : entries_of(root.ranks())) {
+    std::string name = file.filename().string();
     if (wire::is_log_file(name)) names.push_back(std::move(name));
   }
   return names;

@@ -155,7 +155,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
     entries.push_back(at->path());
   }
   if (failed && failed != std::errc::no_such_file_or_directory) {
-    throw errno_error("cannot look into " + folder.string(), failed.value());
+    throw errno_error("cannot list " + printable_path(folder), failed.value());
   }
   std::sort(entries.begin(), entries.end());
   return entries;

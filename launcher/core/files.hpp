@@ -46,7 +46,7 @@ void make_private_folder(const fs::path& folder);
 // is empty: then it is made again.
 void make_private_subfolder(const fs::path& folder);
 
-// What lies in a folder, by name; nothing where it is not there.
+// What lies in a folder, by name: nothing where it is not there, Error where it cannot be told.
 std::vector<fs::path> entries_of(const fs::path& folder);
 
 // Which file a name leads to; none where it cannot be looked at.

@@ -102,14 +102,9 @@ Manifest read_manifest(const fs::path& folder) {
 
 StorageScan scan_storage(const fs::path& storage) {
   StorageScan scan;
-  std::error_code failed;
   std::vector<int> numbers;
-  const fs::directory_iterator entries(checkpoints_folder(storage), failed);
-  if (failed && failed != std::errc::no_such_file_or_directory) {
-    throw errno_error("cannot list " + checkpoints_folder(storage).string(), failed.value());
-  }
-  for (const fs::directory_entry& entry : entries) {
-    if (const auto number = checkpoint_number(entry.path().filename().string())) {
+  for (const fs::path& entry : entries_of(checkpoints_folder(storage))) {
+    if (const auto number = checkpoint_number(entry.filename().string())) {
       numbers.push_back(*number);
     }
   }

@@ -31,17 +31,12 @@ void Intents::remove(const std::string& token) {
 
 std::vector<Intent> Intents::all() const {
   std::vector<Intent> intents;
-  std::error_code error;
-  for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
-    const fs::path& file = at->path();
+  // A folder that cannot be listed may hold notes: nothing is asked for twice.
+  for (const fs::path& file : entries_of(folder_)) {
     if (file.extension() != kSuffix) continue;
     while_doing("reading a note of instances that were asked for, " + printable_path(file), [&] {
       wire::read(wire::parse_json(read_file(file), "it"), intents.emplace_back());
     });
-  }
-  // One that cannot be looked at may hold notes: nothing is asked for twice.
-  if (error && error != std::errc::no_such_file_or_directory) {
-    throw errno_error("cannot look into " + printable_path(folder_), error.value());
   }
   std::sort(intents.begin(), intents.end(),
             [](const Intent& a, const Intent& b) { return a.asked < b.asked; });
