@@ -221,15 +221,27 @@ class Onlooker {
   pid_t pid_ = -1;
 };
 
-// Larger than what SQLite keeps in memory, so that what is on the disk is read again.
-void fill_large(const fs::path& path) {
-  const auto store = open_store({.path = path});
-  const std::string spec = "{\"x\":\"" + std::string(3000, 'x') + "\"}";
-  for (int i = 0; i < 3000; ++i) {
-    store->commit(whole_job(job_name(i), i + 1, spec), Urgency::soon, OnFailure::retry, nullptr);
+constexpr int kLargeJobs = 1000;
+
+// A database and its copy of 4 MB, twice what SQLite keeps in memory, so that what is on the disk
+// is read again; made once.
+fs::path lay_large(const TemporaryFolder& folder) {
+  static const TemporaryFolder made;
+  static const bool filled = [] {
+    const auto store = open_store({.path = made / "head.db"});
+    const std::string spec = "{\"x\":\"" + std::string(3000, 'x') + "\"}";
+    for (int i = 0; i < kLargeJobs; ++i) {
+      store->commit(whole_job(job_name(i), i + 1, spec), Urgency::soon, OnFailure::retry, nullptr);
+    }
+    commit(*store, whole_job("last-before", kLargeJobs + 1));
+    copy_now(*store);
+    return true;
+  }();
+  REQUIRE(filled);
+  for (const fs::path& file : entries_of(made.path())) {
+    fs::copy_file(file, folder / file.filename().string());
   }
-  commit(*store, whole_job("last-before", 4000));
-  copy_now(*store);
+  return folder / "head.db";
 }
 
 // A disk of its own, where this user may have one.
@@ -630,8 +642,7 @@ TEST_CASE("another program that looks at the database takes nothing from a runni
 
 TEST_CASE("pages that are damaged under a running head") {
   const TemporaryFolder folder;
-  const fs::path path = folder / "head.db";
-  fill_large(path);
+  const fs::path path = lay_large(folder);
   const std::string good = content(copy_of(path));
   {
     Damage damage;
@@ -640,7 +651,7 @@ TEST_CASE("pages that are damaged under a running head") {
     for (std::uintmax_t at = 4096 * 20; at < size; at += 4096) flip(path, at, 64);
     SUBCASE("found by a commit") {
       Changes changes;
-      for (int i = 0; i < 3000; i += 10) changes.jobs.push_back(sample_job(job_name(i)));
+      for (int i = 0; i < kLargeJobs; i += 10) changes.jobs.push_back(sample_job(job_name(i)));
       store->commit(changes, Urgency::now, OnFailure::retry,
                     [](std::exception_ptr) { FAIL("somebody was told"); });
     }
@@ -657,5 +668,5 @@ TEST_CASE("pages that are damaged under a running head") {
   CHECK_FALSE(fs::exists(path.string() + ".backup.tmp"));
   const Loaded all = open_store({.path = path})->load();
   CHECK(all.restored);
-  CHECK(all.jobs.size() == 3001);
+  CHECK(all.jobs.size() == kLargeJobs + 1);
 }
