@@ -25,7 +25,8 @@ namespace {
 namespace asio = boost::asio;
 using Descriptor = asio::posix::stream_descriptor;
 
-constexpr std::size_t kConnectionsMax = 256;               // of one rank
+constexpr std::size_t kConnectionsMax = 256;               // of one rank that are read
+constexpr int kBacklogMax = SOMAXCONN + 1;                 // of one rank that wait to be
 constexpr std::size_t kAnswersMax = std::size_t{1} << 20;  // bytes that a rank has not read
 constexpr std::size_t kWaitingMax = 1024;                  // answers owed on one connection
 // Of one connection, before the next: to parse a MiB of long lines takes some 20 ms, on a busy
@@ -68,6 +69,7 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
 
     Listener listener;
     std::vector<std::shared_ptr<Connection>> connections;
+    bool limit_told = false;  // that there are kConnectionsMax
     std::optional<Monotonic> warned;
     std::uint64_t silent_warnings = 0;  // not said, for there were too many
   };
@@ -84,18 +86,27 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
   std::map<std::uint64_t, Waiting> waiting;
   bool paused = false;
 
+  // None is closed that a rank may have written to: who is one too many waits at the listener until
+  // another is closed.
   void accept(int rank) {
     Rank& of = ranks.at(rank);
-    while (auto fd = of.listener.accept()) {
-      if (of.connections.size() >= kConnectionsMax) {
-        warn(rank, "a connection for reports was refused: there are " +
-                       std::to_string(kConnectionsMax) + " already");
-        continue;
-      }
-      auto connection = std::make_shared<Connection>(io, rank, fd->release());
-      of.connections.push_back(connection);
+    while (of.connections.size() < kConnectionsMax) {
+      const auto connection = accept_one(rank);
+      if (!connection) return;
       wait_read(connection);
     }
+    of.listener.pause(true);
+    if (std::exchange(of.limit_told, true)) return;
+    hooks.warning(rank, "there are " + std::to_string(kConnectionsMax) +
+                            " connections for reports: others wait until one is closed");
+  }
+
+  // Null: nobody waits.
+  std::shared_ptr<Connection> accept_one(int rank) {
+    Rank& of = ranks.at(rank);
+    auto fd = of.listener.accept();
+    if (!fd) return nullptr;
+    return of.connections.emplace_back(std::make_shared<Connection>(io, rank, fd->release()));
   }
 
   void wait_read(const std::shared_ptr<Connection>& which) {
@@ -254,7 +265,9 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
     if (which->closed) return;
     which->closed = true;
     which->socket.close();
-    std::erase(ranks.at(which->rank).connections, which);
+    Rank& of = ranks.at(which->rank);
+    std::erase(of.connections, which);
+    of.listener.pause(paused);
   }
 };
 
@@ -270,22 +283,31 @@ Reports::~Reports() {
 }
 
 void Reports::listen(int rank, const fs::path& path) {
-  impl_->ranks.try_emplace(rank, impl_->io, path,
-                           [impl = impl_.get(), rank] { impl->accept(rank); });
+  const auto made = impl_->ranks.try_emplace(rank, impl_->io, path,
+                                             [impl = impl_.get(), rank] { impl->accept(rank); });
+  made.first->second.listener.pause(impl_->paused);
 }
 
 void Reports::set_paused(bool paused) {
-  if (std::exchange(impl_->paused, paused) == paused || paused) return;
+  if (std::exchange(impl_->paused, paused) == paused) return;
   for (auto& [rank, of] : impl_->ranks) {
+    of.listener.pause(paused);
+    if (paused) continue;
     for (const auto& connection : of.connections) impl_->wait_read(connection);
   }
 }
 
 void Reports::drain(int rank) {
-  impl_->accept(rank);
   const auto connections = impl_->ranks.at(rank).connections;
   // A socket's buffer holds a few hundred KiB; a grandchild that goes on writing must not keep us.
   for (const auto& connection : connections) impl_->receive(connection, 64);
+  // However many there are: nobody is left who would close one.
+  for (int waiting = 0; waiting < kBacklogMax; ++waiting) {
+    const auto connection = impl_->accept_one(rank);
+    if (!connection) break;
+    impl_->receive(connection, 64);
+    impl_->wait_read(connection);
+  }
   Impl::Rank& of = impl_->ranks.at(rank);
   if (of.silent_warnings > 0) {
     impl_->hooks.warning(

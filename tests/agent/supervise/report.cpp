@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -250,4 +252,57 @@ TEST_CASE("a head that is away holds up those who report, and loses nothing") {
   }
   driver.release();
   CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+}
+
+TEST_CASE("a head that is away holds up those too who connect for each report") {
+  Held driver;
+  driver.begin();
+  driver.disconnect();
+  int steps = 0;
+  const auto lines = [&](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += metrics(steps++);
+    return text;
+  };
+  const UniqueFd rank0 = driver.report_connection(0);
+  const auto write_read = [&](const std::string& text) {
+    write_all(rank0.get(), text);
+    testing::wait_until("all is read", [&] {
+      int unread = 0;
+      return ::ioctl(rank0.get(), SIOCOUTQ, &unread) == 0 && unread == 0;
+    });
+  };
+  // The outbox, in which some other events are, is full only with the last lines, which are so few
+  // that they are read in one go.
+  constexpr int kLast = 100;
+  write_read(lines(static_cast<int>(supervise::Outbox::kEventsMax) - kLast));
+  write_read(lines(2 * kLast));
+  // More than are read at a time.
+  for (int i = 0; i < 300; ++i) {
+    const UniqueFd once = driver.report_connection(0);
+    write_all(once.get(), metrics(steps++));
+  }
+  SUBCASE("the rank lives on") {}
+  SUBCASE("the rank ends meanwhile") {
+    driver.release();
+    testing::wait_until("the rank's end", [&] {
+      for (const auto& event : driver.seen) {
+        const auto* started = std::get_if<wire::RanksStarted>(&event.body);
+        if (started != nullptr) return testing::gone(started->ranks[0].pid);
+      }
+      return false;
+    });
+  }
+  driver.connect();
+  std::vector<int> arrived;
+  while (static_cast<int>(arrived.size()) < steps) {
+    arrived.push_back(driver.report().body["step"].get<int>());
+    driver.ack(driver.seen.back().seq);
+  }
+  // Of connections side by side nobody knows which is read first.
+  std::sort(arrived.begin(), arrived.end());
+  for (int step = 0; step < steps; ++step) REQUIRE(arrived[static_cast<std::size_t>(step)] == step);
+  driver.release();  // which a rank that has ended does not hear
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+  CHECK(std::holds_alternative<wire::RankExited>(driver.seen[driver.seen.size() - 2].body));
 }
