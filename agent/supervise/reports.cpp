@@ -35,6 +35,26 @@ constexpr int kReadsATurn = 4;
 constexpr std::chrono::seconds kWarningEvery{1};
 
 const std::string kOk = "{\"ok\":true}\n";
+const std::string kTooLong =
+    "the line is longer than " + std::to_string(wire::kReportLimit) + " bytes";
+constexpr std::size_t kAckMax = 64;  // bytes of `"ack": true`, with all blanks
+
+// Whether the writer of a line that is dropped waits for an answer: it need be no JSON.
+bool asks_for_answer(std::string_view line) {
+  constexpr std::string_view key = "\"ack\"";
+  const auto skip_blanks = [](std::string_view& text) {
+    text.remove_prefix(std::min(text.size(), text.find_first_not_of(" \t")));
+  };
+  for (auto at = line.find(key); at != line.npos; at = line.find(key, at + 1)) {
+    std::string_view rest = line.substr(at + key.size());
+    skip_blanks(rest);
+    if (!rest.starts_with(':')) continue;
+    rest.remove_prefix(1);
+    skip_blanks(rest);
+    if (rest.starts_with("true")) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -49,8 +69,9 @@ struct Reports::Connection {
 
   int rank;
   Descriptor socket;
-  std::string in;           // the beginning of a line
+  std::string in;           // the beginning of a line; of one that is skipped its newest bytes
   bool skipping = false;    // the rest of a line that is too long
+  bool asked = false;       // that line, for an answer
   bool reading = false;     // a wait is pending
   bool read_ended = false;  // the rank will say no more here
   bool writing = false;
@@ -132,7 +153,11 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
       if (got < 0 && errno == EAGAIN) return;
       if (got <= 0) {
         which->read_ended = true;
-        if (!which->in.empty()) line(which, std::exchange(which->in, {}));
+        if (which->skipping) {
+          skip(which, {}, true);
+        } else {
+          line(which, std::exchange(which->in, {}));
+        }
         close_if_done(which);
         return;
       }
@@ -147,17 +172,11 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
       const bool whole = end != std::string_view::npos;
       bytes.remove_prefix(whole ? end + 1 : bytes.size());
       if (which->skipping) {
-        which->skipping = !whole;
-        continue;
-      }
-      if (which->in.size() + part.size() >= wire::kReportLimit) {
-        which->in.clear();
-        which->skipping = !whole;
-        warn(which->rank, "a report was dropped: the line is longer than " +
-                              std::to_string(wire::kReportLimit) + " bytes");
-        continue;
-      }
-      if (!whole) {
+        skip(which, part, whole);
+      } else if (which->in.size() + part.size() >= wire::kReportLimit) {
+        warn(which->rank, "a report was dropped: " + kTooLong);
+        skip(which, part, whole);
+      } else if (!whole) {
         which->in += part;
       } else if (which->in.empty()) {
         line(which, part);
@@ -166,6 +185,23 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
         line(which, std::exchange(which->in, {}));
       }
     }
+  }
+
+  // More of a line that is too long. Of what was read as many bytes are kept as `"ack": true` may
+  // have, should it come in pieces.
+  void skip(const std::shared_ptr<Connection>& which, std::string_view part, bool ended) {
+    std::string& newest = which->in;
+    newest += part;
+    which->asked = which->asked || asks_for_answer(newest);
+    which->skipping = !ended;
+    newest.erase(0, ended ? newest.size() : newest.size() - std::min(newest.size(), kAckMax));
+    if (ended && std::exchange(which->asked, false)) refuse(which, kTooLong);
+  }
+
+  // The answer to a report that is dropped, in its turn.
+  void refuse(const std::shared_ptr<Connection>& which, const std::string& why) {
+    which->slots.push_back({0, wire::dump({{"error", why}}) + "\n"});
+    flush(which);
   }
 
   void line(const std::shared_ptr<Connection>& which, std::string_view text) {
@@ -183,8 +219,10 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
         flush(which);
       }
     } catch (const Error& error) {
-      const std::string hint = error.hint().empty() ? "" : " (" + error.hint() + ")";
-      warn(which->rank, "a report was dropped: " + error.message() + hint);
+      const std::string why =
+          error.message() + (error.hint().empty() ? "" : " (" + error.hint() + ")");
+      warn(which->rank, "a report was dropped: " + why);
+      if (asks_for_answer(text)) refuse(which, why);
     }
   }
 

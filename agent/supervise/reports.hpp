@@ -15,7 +15,7 @@
 namespace dtrain::supervise {
 
 // The report sockets of all ranks of one node. Lines that break docs/rank_contract.md are dropped
-// with a warning, at most one a second for each rank.
+// with a warning, at most one a second for each rank, and with an answer to who asked for one.
 class Reports {
  public:
   struct Hooks {

@@ -147,6 +147,53 @@ TEST_CASE("answers come to those who asked, in the order of their requests") {
   driver.finish();
 }
 
+TEST_CASE("who asks for an answer has one in its turn when its report is dropped too") {
+  Held driver;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  LineReader answers(rank0.get());
+  const auto error = [&] { return json::parse(*answers.next()).value("error", ""); };
+  std::string bad;
+  std::string why;
+  SUBCASE("no JSON") {
+    bad = R"({"type": "metrics", "step": 2, "metrics": {"loss": NaN}, "ack": true})";
+    why = R"(write "nan", "inf" and "-inf" as JSON strings)";
+  }
+  SUBCASE("no such report") {
+    bad = R"({"ack":true,"type":"checkpoint","step":2,"path":"/c","shard":1,"shards":1})";
+    why = "shard";
+  }
+  SUBCASE("too long") {
+    bad = json{{"type", "progress"}, {"step", 2}, {"message", std::string(200'000, 'x')}}.dump();
+    bad.back() = ',';
+    bad += "\"ack\" : true}";
+    why = "longer than 65536 bytes";
+  }
+  SUBCASE("too long, with ack at its beginning") {
+    bad = R"({"ack":true,"type":"progress","message":")" + std::string(200'000, 'x') + "\"}";
+    why = "longer than 65536 bytes";
+  }
+  write_all(rank0.get(), metrics(1, true) + bad + "\n" + metrics(3, true));
+  CHECK(driver.report().body["step"] == 1);
+  CHECK(driver.report().body["step"] == 3);
+  driver.ack(driver.seen.back().seq);
+  CHECK(*answers.next() == R"({"ok":true})");
+  CHECK(error().find(why) != std::string::npos);
+  CHECK(*answers.next() == R"({"ok":true})");
+  // Who does not ask hears nothing of it.
+  write_all(rank0.get(), "{\"type\":\"metrics\",\"ack\":false}\n" + metrics(4, true));
+  CHECK(driver.report().body["step"] == 4);
+  driver.ack(driver.seen.back().seq);
+  CHECK(*answers.next() == R"({"ok":true})");
+  // A line that is not ended is one all the same once nothing more comes.
+  write_all(rank0.get(), bad);
+  ::shutdown(rank0.get(), SHUT_WR);
+  CHECK(error().find(why) != std::string::npos);
+  CHECK_FALSE(answers.next().has_value());
+  driver.release();
+  driver.finish();
+}
+
 TEST_CASE("hostile lines are dropped with few warnings and hurt nothing") {
   Held driver;
   driver.begin();
