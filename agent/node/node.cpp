@@ -395,8 +395,13 @@ class Agent {
   }
 
   asio::awaitable<void> serve_bulk(wire::FrameStreamPtr control) {
+    wire::FrameStreamPtr bulk;
     try {
-      const wire::FrameStreamPtr bulk = co_await dial("/v1/node/bulk");
+      bulk = co_await dial("/v1/node/bulk");
+      if (control_ != control) {  // lost meanwhile
+        bulk->abort();
+        co_return;
+      }
       const wire::BulkMessage hello_there = wire::BulkHello{config_.node};
       bulk->send_text(wire::dump(wire::to_json(hello_there)));
       use_bulk(bulk);
@@ -415,8 +420,9 @@ class Agent {
     } catch (const std::exception& error) {
       log::debug("the bulk connection ended", {{"reason", error.what()}});
     }
+    // Whichever of the two is found to be lost first: who uses this one is told.
+    if (bulk && bulk_ == bulk) use_bulk(nullptr);
     // One without the other is of no use: both are dialled anew.
-    if (control_ == control) use_bulk(nullptr);
     control->abort();
   }
 

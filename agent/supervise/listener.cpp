@@ -32,8 +32,9 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   Descriptor socket;
   asio::steady_timer timer;
   FileOf made;         // the path's, as it was bound
-  int generation = 0;  // of the socket; who waited for an older one is passed over
-  bool told = false;   // that it cannot be made again
+  int generation = 0;  // of the socket and its pauses; who waited before is passed over
+  bool paused = false;
+  bool told = false;  // that it cannot be made again
   bool closed = false;
 
   void open() {
@@ -49,15 +50,25 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
                                               mine = generation](boost::system::error_code failed) {
       if (failed || self->closed || mine != self->generation) return;
       self->come();
-      self->wait();
+      if (mine == self->generation) self->wait();
     });
+  }
+
+  void pause(bool on) {
+    if (closed || std::exchange(paused, on) == on) return;
+    ++generation;
+    if (paused) {
+      socket.cancel();
+    } else {
+      wait();
+    }
   }
 
   void look_again() {
     timer.expires_after(kLookEvery);
     timer.async_wait([self = shared_from_this()](boost::system::error_code failed) {
       if (failed || self->closed) return;
-      if (self->made.is_gone(self->path)) self->make_again();
+      if (!self->paused && self->made.is_gone(self->path)) self->make_again();
       self->look_again();
     });
   }
@@ -66,6 +77,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
     try {
       make_private_subfolder(path.parent_path());
       come();  // who waits at the old one
+      if (paused) return;
       open();
       wait();
       told = false;
@@ -90,6 +102,10 @@ Listener::~Listener() {
 
 std::optional<UniqueFd> Listener::accept() {
   return accept_own(impl_->socket.native_handle());
+}
+
+void Listener::pause(bool paused) {
+  impl_->pause(paused);
 }
 
 void Listener::close() {

@@ -23,6 +23,10 @@ class Listener {
 
   // The next who waits, as accept_own() has it.
   std::optional<UniqueFd> accept();
+  // While it is paused nobody is told by `come`: who connects waits to be accepted, and once as
+  // many wait as the kernel keeps, in connect(). A socket that is taken away meanwhile is made
+  // again only after that, for those who wait at it would be lost.
+  void pause(bool paused);
   // Nobody comes any more, and the socket is removed.
   void close();
 

@@ -25,7 +25,8 @@ namespace {
 namespace asio = boost::asio;
 using Descriptor = asio::posix::stream_descriptor;
 
-constexpr std::size_t kConnectionsMax = 256;               // of one rank
+constexpr std::size_t kConnectionsMax = 256;               // of one rank that are read
+constexpr int kBacklogMax = SOMAXCONN + 1;                 // of one rank that wait to be
 constexpr std::size_t kAnswersMax = std::size_t{1} << 20;  // bytes that a rank has not read
 constexpr std::size_t kWaitingMax = 1024;                  // answers owed on one connection
 // Of one connection, before the next: to parse a MiB of long lines takes some 20 ms, on a busy
@@ -34,6 +35,26 @@ constexpr int kReadsATurn = 4;
 constexpr std::chrono::seconds kWarningEvery{1};
 
 const std::string kOk = "{\"ok\":true}\n";
+const std::string kTooLong =
+    "the line is longer than " + std::to_string(wire::kReportLimit) + " bytes";
+constexpr std::size_t kAckMax = 64;  // bytes of `"ack": true`, with all blanks
+
+// Whether the writer of a line that is dropped waits for an answer: it need be no JSON.
+bool asks_for_answer(std::string_view line) {
+  constexpr std::string_view key = "\"ack\"";
+  const auto skip_blanks = [](std::string_view& text) {
+    text.remove_prefix(std::min(text.size(), text.find_first_not_of(" \t")));
+  };
+  for (auto at = line.find(key); at != line.npos; at = line.find(key, at + 1)) {
+    std::string_view rest = line.substr(at + key.size());
+    skip_blanks(rest);
+    if (!rest.starts_with(':')) continue;
+    rest.remove_prefix(1);
+    skip_blanks(rest);
+    if (rest.starts_with("true")) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -48,8 +69,9 @@ struct Reports::Connection {
 
   int rank;
   Descriptor socket;
-  std::string in;           // the beginning of a line
+  std::string in;           // the beginning of a line; of one that is skipped its newest bytes
   bool skipping = false;    // the rest of a line that is too long
+  bool asked = false;       // that line, for an answer
   bool reading = false;     // a wait is pending
   bool read_ended = false;  // the rank will say no more here
   bool writing = false;
@@ -68,6 +90,7 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
 
     Listener listener;
     std::vector<std::shared_ptr<Connection>> connections;
+    bool limit_told = false;  // that there are kConnectionsMax
     std::optional<Monotonic> warned;
     std::uint64_t silent_warnings = 0;  // not said, for there were too many
   };
@@ -84,18 +107,27 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
   std::map<std::uint64_t, Waiting> waiting;
   bool paused = false;
 
+  // None is closed that a rank may have written to: who is one too many waits at the listener until
+  // another is closed.
   void accept(int rank) {
     Rank& of = ranks.at(rank);
-    while (auto fd = of.listener.accept()) {
-      if (of.connections.size() >= kConnectionsMax) {
-        warn(rank, "a connection for reports was refused: there are " +
-                       std::to_string(kConnectionsMax) + " already");
-        continue;
-      }
-      auto connection = std::make_shared<Connection>(io, rank, fd->release());
-      of.connections.push_back(connection);
+    while (of.connections.size() < kConnectionsMax) {
+      const auto connection = accept_one(rank);
+      if (!connection) return;
       wait_read(connection);
     }
+    of.listener.pause(true);
+    if (std::exchange(of.limit_told, true)) return;
+    hooks.warning(rank, "there are " + std::to_string(kConnectionsMax) +
+                            " connections for reports: others wait until one is closed");
+  }
+
+  // Null: nobody waits.
+  std::shared_ptr<Connection> accept_one(int rank) {
+    Rank& of = ranks.at(rank);
+    auto fd = of.listener.accept();
+    if (!fd) return nullptr;
+    return of.connections.emplace_back(std::make_shared<Connection>(io, rank, fd->release()));
   }
 
   void wait_read(const std::shared_ptr<Connection>& which) {
@@ -121,7 +153,11 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
       if (got < 0 && errno == EAGAIN) return;
       if (got <= 0) {
         which->read_ended = true;
-        if (!which->in.empty()) line(which, std::exchange(which->in, {}));
+        if (which->skipping) {
+          skip(which, {}, true);
+        } else {
+          line(which, std::exchange(which->in, {}));
+        }
         close_if_done(which);
         return;
       }
@@ -136,17 +172,11 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
       const bool whole = end != std::string_view::npos;
       bytes.remove_prefix(whole ? end + 1 : bytes.size());
       if (which->skipping) {
-        which->skipping = !whole;
-        continue;
-      }
-      if (which->in.size() + part.size() >= wire::kReportLimit) {
-        which->in.clear();
-        which->skipping = !whole;
-        warn(which->rank, "a report was dropped: the line is longer than " +
-                              std::to_string(wire::kReportLimit) + " bytes");
-        continue;
-      }
-      if (!whole) {
+        skip(which, part, whole);
+      } else if (which->in.size() + part.size() >= wire::kReportLimit) {
+        warn(which->rank, "a report was dropped: " + kTooLong);
+        skip(which, part, whole);
+      } else if (!whole) {
         which->in += part;
       } else if (which->in.empty()) {
         line(which, part);
@@ -155,6 +185,23 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
         line(which, std::exchange(which->in, {}));
       }
     }
+  }
+
+  // More of a line that is too long. Of what was read as many bytes are kept as `"ack": true` may
+  // have, should it come in pieces.
+  void skip(const std::shared_ptr<Connection>& which, std::string_view part, bool ended) {
+    std::string& newest = which->in;
+    newest += part;
+    which->asked = which->asked || asks_for_answer(newest);
+    which->skipping = !ended;
+    newest.erase(0, ended ? newest.size() : newest.size() - std::min(newest.size(), kAckMax));
+    if (ended && std::exchange(which->asked, false)) refuse(which, kTooLong);
+  }
+
+  // The answer to a report that is dropped, in its turn.
+  void refuse(const std::shared_ptr<Connection>& which, const std::string& why) {
+    which->slots.push_back({0, wire::dump({{"error", why}}) + "\n"});
+    flush(which);
   }
 
   void line(const std::shared_ptr<Connection>& which, std::string_view text) {
@@ -172,8 +219,10 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
         flush(which);
       }
     } catch (const Error& error) {
-      const std::string hint = error.hint().empty() ? "" : " (" + error.hint() + ")";
-      warn(which->rank, "a report was dropped: " + error.message() + hint);
+      const std::string why =
+          error.message() + (error.hint().empty() ? "" : " (" + error.hint() + ")");
+      warn(which->rank, "a report was dropped: " + why);
+      if (asks_for_answer(text)) refuse(which, why);
     }
   }
 
@@ -254,7 +303,9 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
     if (which->closed) return;
     which->closed = true;
     which->socket.close();
-    std::erase(ranks.at(which->rank).connections, which);
+    Rank& of = ranks.at(which->rank);
+    std::erase(of.connections, which);
+    of.listener.pause(paused);
   }
 };
 
@@ -270,22 +321,31 @@ Reports::~Reports() {
 }
 
 void Reports::listen(int rank, const fs::path& path) {
-  impl_->ranks.try_emplace(rank, impl_->io, path,
-                           [impl = impl_.get(), rank] { impl->accept(rank); });
+  const auto made = impl_->ranks.try_emplace(rank, impl_->io, path,
+                                             [impl = impl_.get(), rank] { impl->accept(rank); });
+  made.first->second.listener.pause(impl_->paused);
 }
 
 void Reports::set_paused(bool paused) {
-  if (std::exchange(impl_->paused, paused) == paused || paused) return;
+  if (std::exchange(impl_->paused, paused) == paused) return;
   for (auto& [rank, of] : impl_->ranks) {
+    of.listener.pause(paused);
+    if (paused) continue;
     for (const auto& connection : of.connections) impl_->wait_read(connection);
   }
 }
 
 void Reports::drain(int rank) {
-  impl_->accept(rank);
   const auto connections = impl_->ranks.at(rank).connections;
   // A socket's buffer holds a few hundred KiB; a grandchild that goes on writing must not keep us.
   for (const auto& connection : connections) impl_->receive(connection, 64);
+  // However many there are: nobody is left who would close one.
+  for (int waiting = 0; waiting < kBacklogMax; ++waiting) {
+    const auto connection = impl_->accept_one(rank);
+    if (!connection) break;
+    impl_->receive(connection, 64);
+    impl_->wait_read(connection);
+  }
   Impl::Rank& of = impl_->ranks.at(rank);
   if (of.silent_warnings > 0) {
     impl_->hooks.warning(

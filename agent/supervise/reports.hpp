@@ -15,7 +15,7 @@
 namespace dtrain::supervise {
 
 // The report sockets of all ranks of one node. Lines that break docs/rank_contract.md are dropped
-// with a warning, at most one a second for each rank.
+// with a warning, at most one a second for each rank, and with an answer to who asked for one.
 class Reports {
  public:
   struct Hooks {
@@ -33,10 +33,12 @@ class Reports {
 
   void listen(int rank, const fs::path& path);
 
-  // Stops reading, so that ranks that report faster than the head stores are held up; and goes on.
+  // Stops reading and accepting, so that ranks that report faster than the head stores are held up;
+  // and goes on.
   void set_paused(bool paused);
 
-  // The rank has ended: reads what it left in its connections, paused or not.
+  // The rank has ended: reads what it left in its connections, those too that wait to be accepted,
+  // paused or not.
   void drain(int rank);
 
   // The answer to the report of that number; no such question is fine.

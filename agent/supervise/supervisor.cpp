@@ -261,22 +261,25 @@ void Supervisor::on_child() {
   if (setup_pid_ != 0) {
     if (const auto exit = try_wait(setup_pid_)) setup_ended(*exit);
   }
-  // Of those that are found in one look nobody knows which ended first.
+  // Of those that are found in one look nobody knows which ended first, and none of them was
+  // stopped because another has failed: all are found before the first is judged, which may end the
+  // rest.
   looked_ = {clock_.wall(), clock_.boot()};
-  // Of those that were held back together none was stopped because another has failed.
-  const bool told = ending_.has_value();
+  const bool stopped = ending_.has_value();
+  std::vector<int> found;
   for (auto& [number, rank] : ranks_) {
     if (rank.exit) continue;
-    if (const auto exit = try_wait(rank.pid))
-      rank_ended(number, rank, *exit, told_with_others_ ? told : ending_.has_value());
+    rank.exit = try_wait(rank.pid);
+    if (rank.exit) found.push_back(number);
   }
+  for (const int number : found) rank_ended(number, ranks_.at(number), stopped);
   launcher_->on_child();
   reap_orphans(owned());
   advance();
 }
 
-void Supervisor::rank_ended(int number, Rank& rank, const ProcessExit& exit, bool stopped) {
-  rank.exit = exit;
+void Supervisor::rank_ended(int number, Rank& rank, bool stopped) {
+  const ProcessExit exit = *rank.exit;
   rank.ended_at = rank.seen_ended.value_or(looked_);
   rank.drain_until = clock_.now() + kDrain;
   rank.stopped = stopped;

@@ -94,7 +94,7 @@ class Supervisor {
   void on_child_later();
   void on_child();
   void setup_ended(const ProcessExit& exit);
-  void rank_ended(int number, Rank& rank, const ProcessExit& exit, bool stopped);
+  void rank_ended(int number, Rank& rank, bool stopped);
   void on_notes();
   std::optional<std::uint64_t> on_report(int rank, nlohmann::json body);
   void on_command(const wire::AttemptCommand& command);

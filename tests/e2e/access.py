@@ -79,6 +79,23 @@ class Access(ClusterCase):
         self.ok("down", "-y")
         self.assertEqual([p for p in processes_with(f"/bin/sleep\0{marker}") if p != ours.pid], [])
 
+    def test_a_command_of_exec_ends_with_the_head(self):
+        marker = f"{os.getpid()}88888"
+        ours = self.start("exec", "--node", "node-1", "--", "/bin/sleep", marker)
+
+        def command():
+            return [p for p in processes_with(f"/bin/sleep\0{marker}") if p != ours.pid]
+
+        eventually(command, "it runs")
+        head, = self.agents("head")
+        watch, = self.agents("watch")
+        # Nobody starts the head again: by a new connection the node would end what the old one has begun.
+        os.kill(watch, signal.SIGSTOP)
+        self.addCleanup(os.kill, watch, signal.SIGCONT)
+        os.kill(head, signal.SIGKILL)
+        eventually(lambda: not command(), "the command is gone")
+        self.assertEqual(self.agents("head"), [])
+
     def test_the_sockets_are_made_again(self):
         job = self.submit("sleep 1000")
         self.wait_state(job, "running")

@@ -52,6 +52,33 @@ TEST_CASE("the first rank that fails is told first, the others are stopped at on
   CHECK(finished.reason == "rank 1 on node-0: exit code 3");
 }
 
+TEST_CASE("of ranks that are found dead in one look each has failed by itself") {
+  Driver driver;
+  driver.shell(kForever, 3);
+  driver.start_and_connect();
+  const auto started = driver.until<wire::RanksStarted>();
+  for (int rank = 0; rank < 3; ++rank) driver.wait_for_line("work/up" + std::to_string(rank));
+  ::kill(driver.supervisor(), SIGSTOP);
+  const auto state_of = [](pid_t pid) {
+    const auto stat = process_stat(pid);
+    return stat ? stat->state : '?';
+  };
+  wait_until("the supervisor stands", [&] { return state_of(driver.supervisor()) == 'T'; });
+  for (const int rank : {1, 0}) {
+    const pid_t pid = started.ranks[static_cast<std::size_t>(rank)].pid;
+    ::kill(pid, SIGKILL);
+    wait_until("a rank has ended", [&] { return state_of(pid) == 'Z'; });
+  }
+  ::kill(driver.supervisor(), SIGCONT);
+  for (int i = 0; i < 3; ++i) {
+    const auto exited = driver.until<wire::RankExited>();
+    CAPTURE(exited.rank);
+    CHECK(exited.stopped == (exited.rank == 2));
+    CHECK(exited.exit.signal == (exited.rank == 2 ? SIGTERM : SIGKILL));
+  }
+  CHECK(driver.finish().outcome == Outcome::failed);
+}
+
 TEST_CASE("a rank killed by a signal, and torchrun's error file") {
   Driver driver;
   driver.shell(

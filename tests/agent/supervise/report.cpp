@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -145,6 +147,53 @@ TEST_CASE("answers come to those who asked, in the order of their requests") {
   driver.finish();
 }
 
+TEST_CASE("who asks for an answer has one in its turn when its report is dropped too") {
+  Held driver;
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  LineReader answers(rank0.get());
+  const auto error = [&] { return json::parse(*answers.next()).value("error", ""); };
+  std::string bad;
+  std::string why;
+  SUBCASE("no JSON") {
+    bad = R"({"type": "metrics", "step": 2, "metrics": {"loss": NaN}, "ack": true})";
+    why = R"(write "nan", "inf" and "-inf" as JSON strings)";
+  }
+  SUBCASE("no such report") {
+    bad = R"({"ack":true,"type":"checkpoint","step":2,"path":"/c","shard":1,"shards":1})";
+    why = "shard";
+  }
+  SUBCASE("too long") {
+    bad = json{{"type", "progress"}, {"step", 2}, {"message", std::string(200'000, 'x')}}.dump();
+    bad.back() = ',';
+    bad += "\"ack\" : true}";
+    why = "longer than 65536 bytes";
+  }
+  SUBCASE("too long, with ack at its beginning") {
+    bad = R"({"ack":true,"type":"progress","message":")" + std::string(200'000, 'x') + "\"}";
+    why = "longer than 65536 bytes";
+  }
+  write_all(rank0.get(), metrics(1, true) + bad + "\n" + metrics(3, true));
+  CHECK(driver.report().body["step"] == 1);
+  CHECK(driver.report().body["step"] == 3);
+  driver.ack(driver.seen.back().seq);
+  CHECK(*answers.next() == R"({"ok":true})");
+  CHECK(error().find(why) != std::string::npos);
+  CHECK(*answers.next() == R"({"ok":true})");
+  // Who does not ask hears nothing of it.
+  write_all(rank0.get(), "{\"type\":\"metrics\",\"ack\":false}\n" + metrics(4, true));
+  CHECK(driver.report().body["step"] == 4);
+  driver.ack(driver.seen.back().seq);
+  CHECK(*answers.next() == R"({"ok":true})");
+  // A line that is not ended is one all the same once nothing more comes.
+  write_all(rank0.get(), bad);
+  ::shutdown(rank0.get(), SHUT_WR);
+  CHECK(error().find(why) != std::string::npos);
+  CHECK_FALSE(answers.next().has_value());
+  driver.release();
+  driver.finish();
+}
+
 TEST_CASE("hostile lines are dropped with few warnings and hurt nothing") {
   Held driver;
   driver.begin();
@@ -250,4 +299,57 @@ TEST_CASE("a head that is away holds up those who report, and loses nothing") {
   }
   driver.release();
   CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+}
+
+TEST_CASE("a head that is away holds up those too who connect for each report") {
+  Held driver;
+  driver.begin();
+  driver.disconnect();
+  int steps = 0;
+  const auto lines = [&](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += metrics(steps++);
+    return text;
+  };
+  const UniqueFd rank0 = driver.report_connection(0);
+  const auto write_read = [&](const std::string& text) {
+    write_all(rank0.get(), text);
+    testing::wait_until("all is read", [&] {
+      int unread = 0;
+      return ::ioctl(rank0.get(), SIOCOUTQ, &unread) == 0 && unread == 0;
+    });
+  };
+  // The outbox, in which some other events are, is full only with the last lines, which are so few
+  // that they are read in one go.
+  constexpr int kLast = 100;
+  write_read(lines(static_cast<int>(supervise::Outbox::kEventsMax) - kLast));
+  write_read(lines(2 * kLast));
+  // More than are read at a time.
+  for (int i = 0; i < 300; ++i) {
+    const UniqueFd once = driver.report_connection(0);
+    write_all(once.get(), metrics(steps++));
+  }
+  SUBCASE("the rank lives on") {}
+  SUBCASE("the rank ends meanwhile") {
+    driver.release();
+    testing::wait_until("the rank's end", [&] {
+      for (const auto& event : driver.seen) {
+        const auto* started = std::get_if<wire::RanksStarted>(&event.body);
+        if (started != nullptr) return testing::gone(started->ranks[0].pid);
+      }
+      return false;
+    });
+  }
+  driver.connect();
+  std::vector<int> arrived;
+  while (static_cast<int>(arrived.size()) < steps) {
+    arrived.push_back(driver.report().body["step"].get<int>());
+    driver.ack(driver.seen.back().seq);
+  }
+  // Of connections side by side nobody knows which is read first.
+  std::sort(arrived.begin(), arrived.end());
+  for (int step = 0; step < steps; ++step) REQUIRE(arrived[static_cast<std::size_t>(step)] == step);
+  driver.release();  // which a rank that has ended does not hear
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+  CHECK(std::holds_alternative<wire::RankExited>(driver.seen[driver.seen.size() - 2].body));
 }
