@@ -255,6 +255,27 @@ TEST_CASE("reported, committed, answered, resumed from") {
   }
 }
 
+TEST_CASE("what was refused is refused again to who did not hear it") {
+  World world;
+  const JobId id = begin_training(world);
+  const wire::RankReport refused{0, checkpoint_line(world.folder / "missing", 4, 0.8)};
+  world.say("node-0", id, 1, refused);
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  REQUIRE(world.answer("node-0", id, 1, 2)->contains("error"));
+  world.settle();
+  SUBCASE("the link broke") {}
+  SUBCASE("the head died") {
+    world.restart();
+    world.join("node-0", {{id, 1}});
+  }
+  world.sent.clear();
+  world.repeat("node-0", id, 1, 2, refused);
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  CHECK_FALSE(world.answer("node-0", id, 1, 2)->contains("ok"));
+  CHECK(world.answer("node-0", id, 1, 2)->at("error") ==
+        "no checkpoint of step 4 is kept: it was refused, or deleted since");
+}
+
 TEST_CASE("the end of a job waits for its checkpoint") {
   World world;
   const JobId id = begin_training(world);
