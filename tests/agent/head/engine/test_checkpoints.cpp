@@ -184,6 +184,11 @@ TEST_CASE("a newest checkpoint that is not whole is passed over") {
   CHECK(scan.whole[0].step == 0);
   CHECK(scan.broken.size() == 2);
   CHECK(scan.highest == 2);
+  // What is known is not read.
+  const StorageScan others = scan_storage(storage, {0, 1});
+  CHECK(others.whole.empty());
+  CHECK(others.broken.size() == 1);
+  CHECK(others.highest == 2);
   remove_checkpoint(storage, 1);
   remove_checkpoint(storage, 1);
   CHECK_FALSE(fs::exists(checkpoint_folder(storage, 1)));
@@ -323,8 +328,9 @@ TEST_CASE("shards of what a dead head had renamed are reported again one after t
   world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
   CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
   SUBCASE("to one head") {}
-  SUBCASE("the second to the head after that") {
+  SUBCASE("the second to the head after that, which reads nothing that is on record") {
     world.settle();
+    fs::remove(committed / "manifest.json");
     world.restart();
     world.sent.clear();
     world.join("node-0", {{id, 1}});
