@@ -10,6 +10,7 @@
 
 using namespace dtrain;
 using namespace dtrain::head;
+using namespace std::chrono_literals;
 using dtrain::head::testing::World;
 using dtrain::testing::TemporaryFolder;
 using dtrain::testing::write;
@@ -408,6 +409,51 @@ TEST_CASE("a checkpoint that one scan could not read is back with the next, not 
   world.started("node-0", id, 3);
   CHECK(fs::exists(first));
   CHECK(world.engine->job(id).at("checkpoints").size() == 2);
+}
+
+TEST_CASE("no attempt begins while a storage with checkpoints on record is not there") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 4, 0.8)});
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  const fs::path storage = world.options.root.storage(id);
+  fs::rename(storage, world.folder / "away");
+  world.exit_rank("node-0", id, 1, 0, 1);
+  world.finish("node-0", id, 1, Outcome::failed);
+  world.until([&] { return world.said(id, "waits for its storage") == 1; });
+  CHECK_FALSE(world.was_started(id, 2));
+  CHECK_FALSE(fs::exists(storage));
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  const std::string reason = world.engine->job(id).at("reason");
+  CHECK(reason.find(checkpoints_folder(storage).string() + " is not there") != std::string::npos);
+  SUBCASE("mounted again") {
+    fs::rename(world.folder / "away", storage);
+    world.advance(10s);
+    CHECK(world.started("node-0", id, 2).checkpoint == checkpoint_folder(storage, 0).string());
+    CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  }
+  SUBCASE("mounted again, and the head was started anew") {
+    world.restart();
+    world.join("node-0");
+    world.until([&] { return world.engine->job(id).at("reason") == reason; });
+    CHECK_FALSE(world.was_started(id, 2));
+    fs::rename(world.folder / "away", storage);
+    world.advance(10s);
+    CHECK(world.started("node-0", id, 2).checkpoint == checkpoint_folder(storage, 0).string());
+  }
+  SUBCASE("made anew by who has deleted it") {
+    fs::create_directories(checkpoints_folder(storage));
+    world.advance(10s);
+    CHECK_FALSE(world.started("node-0", id, 2).checkpoint.has_value());
+    CHECK(world.engine->job(id).at("checkpoints").empty());
+  }
 }
 
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {
