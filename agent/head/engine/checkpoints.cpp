@@ -140,34 +140,36 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
                                      task.path.lexically_normal() !=
                                          shard_place(storage(job), task).lexically_normal());
   const bool in_place = remote(share);
-  // Of an attempt that a head before this one began: the only case in which they are looked at.
-  std::vector<int> known_numbers;
+  // Of an attempt that a head before this one began: the only case in which they are looked at. All
+  // but those of which nothing is on record are left unread: a job has many, and reports more.
+  std::set<int> known_numbers;
+  fs::path recorded;
   if (attempt.from_store) {
-    known_numbers.assign(job.removing.begin(), job.removing.end());
-    // What a restored head has found may be this very one.
+    known_numbers = job.removing;
     for (const CheckpointRow& row : job.checkpoints) {
-      if (!job.found.contains(row.number)) known_numbers.push_back(row.number);
+      // What a restored head has found may be this very one.
+      if (job.found.contains(row.number)) continue;
+      known_numbers.insert(row.number);
+      if (row.attempt == task.attempt && row.step == task.step) recorded = row.path;
     }
   }
   ++attempt.file_work;
   work<Placed>(
       bulk,
-      [task, forbidden, known_numbers, far, in_place, folder = storage(job),
+      [task, forbidden, known_numbers, recorded, far, in_place, folder = storage(job),
        repeated = attempt.from_store]() -> Placed {
         try {
           if (repeated) {
             // The head may have died between the rename and the record of it.
-            for (CommittedCheckpoint& whole : scan_storage(folder).whole) {
-              if (whole.attempt != task.attempt || whole.step != task.step) continue;
-              if (std::find(known_numbers.begin(), known_numbers.end(), whole.number) ==
-                  known_numbers.end()) {
+            for (CommittedCheckpoint& whole : scan_storage(folder, known_numbers).whole) {
+              if (whole.attempt == task.attempt && whole.step == task.step) {
                 return {std::move(whole), std::nullopt, false};
               }
-              // Recorded by a head that died before it had heard of all shards again. What still
-              // lies where it was reported is something newer.
-              if (task.shards > 1 && (task.keep || !fs::exists(task.path))) {
-                return {std::nullopt, std::nullopt, false, whole.path};
-              }
+            }
+            // Recorded by a head that died before it had heard of all shards again. What still
+            // lies where it was reported is something newer.
+            if (!recorded.empty() && task.shards > 1 && (task.keep || !fs::exists(task.path))) {
+              return {std::nullopt, std::nullopt, false, recorded};
             }
           }
           if (far) return {std::nullopt, std::nullopt, !has_shard(folder, task)};

@@ -47,6 +47,7 @@ void Engine::Impl::arm() {
     }
     if (job.not_before) at(*job.not_before);
     if (job.backoff_until) at(*job.backoff_until);
+    if (job.storage_look) at(*job.storage_look);
     if (const auto due = hang_due(job)) at(*due);
     for (const Spare& spare : job.spares) {
       if (spare.pairs_again) at(*spare.pairs_again);
@@ -98,6 +99,7 @@ void Engine::Impl::tick() {
     if (job == nullptr || !job->durable || job->ended()) continue;
     if (job->not_before && *job->not_before <= now) job->not_before.reset();
     if (job->backoff_until && *job->backoff_until <= now) job->backoff_until.reset();
+    if (job->storage_look && *job->storage_look <= now) job->storage_look.reset();
     for (Spare& spare : job->spares) {
       if (spare.pairs_again && *spare.pairs_again <= now) spare.pairs_again.reset();
     }

@@ -65,15 +65,21 @@ void Engine::Impl::keep(Tx& tx, Share& share) {
   }
 }
 
+// Of a checkpoint only what is on record counts: the first answer may have been a refusal, and one
+// that was deleted since is no more to be relied on than one that never was.
 nlohmann::json Engine::Impl::answer_again(const Job& job, int attempt,
                                           const nlohmann::json& report) const {
-  nlohmann::json answer = {{"ok", true}};
-  if (report.value("type", "") != "checkpoint") return answer;
-  const std::int64_t step = report.value("step", std::int64_t{-1});
-  for (const CheckpointRow& row : job.checkpoints) {
-    if (row.attempt == attempt && row.step == step) answer["path"] = row.path;
+  if (report.value("type", "") != "checkpoint") return {{"ok", true}};
+  const std::int64_t step = report.value("step", std::int64_t{0});
+  const auto committed_one = std::find_if(
+      job.checkpoints.rbegin(), job.checkpoints.rend(),
+      [&](const CheckpointRow& row) { return row.attempt == attempt && row.step == step; });
+  if (committed_one != job.checkpoints.rend()) {
+    return {{"ok", true}, {"path", committed_one->path}};
   }
-  return answer;
+  const std::string why = "no checkpoint of step " + std::to_string(step) +
+                          " is kept: it was refused, or deleted since";
+  return nlohmann::json::object({{"error", why}});
 }
 
 void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,

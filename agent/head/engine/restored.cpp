@@ -3,6 +3,7 @@
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/wire/json.hpp"
 
 // What a head does whose database is a copy of an earlier time (Loaded::restored), and what it does
 // with folders of jobs that no row names. What happened after the copy is not known; so that it can

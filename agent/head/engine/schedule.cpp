@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kLookShare = 3;  // times what a look at the queue took, until the next one
 constexpr Monotonic::duration kLongestPause = std::chrono::seconds(2);  // and at most
+constexpr std::chrono::seconds kLookForStorage{10};  // while a job's is not there
 constexpr int kNotedWaits = 20;  // changes of a job's reason to wait that become events
 
 // How long the job may still take at most, an end by timeout_s included; absent: not known, or it
@@ -182,6 +183,12 @@ std::string Engine::Impl::held(const Job& job) const {
   if (job.backoff_until && *job.backoff_until > clock.now()) {
     return "waits until " + rfc3339(job.backoff_ends) +
            " before it begins anew (restart.backoff_s)";
+  }
+  if (job.storage_look && *job.storage_look > clock.now()) {
+    return "waits for its storage: " + printable_path(checkpoints_folder(storage(job))) +
+           " is not there, and checkpoints in it are on record (" +
+           std::to_string(job.checkpoints.size()) +
+           "); mount it, or make that folder to go on without them";
   }
   for (const std::string& other : job.spec.after) {
     const auto found = jobs.find(JobId(other));
@@ -401,9 +408,12 @@ void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
   job.preparing = true;
   work<Prepared>(
       quick,
-      [folder = storage(job), number, token_file = attempt.token_file,
-       token = attempt.token]() -> Prepared {
+      [folder = storage(job), number, token_file = attempt.token_file, token = attempt.token,
+       recorded = !job.checkpoints.empty()]() -> Prepared {
         try {
+          // It may not be mounted now. An attempt that began without them would commit what counts
+          // as newer than they.
+          if (recorded && !fs::exists(checkpoints_folder(folder))) return {{}, std::nullopt, true};
           make_folders(folder);
           clear_temporary(folder, number);
           if (!token_file.empty()) write_file_atomic(token_file, token);
@@ -434,6 +444,13 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
     enter(tx, job, JobEvent::fail, reason);
     commit(job, std::move(tx), Urgency::now);
     schedule();
+    return;
+  }
+  if (result.away) {
+    job.attempts.pop_back();
+    job.storage_look = clock.now() + kLookForStorage;
+    schedule();
+    rearm();
     return;
   }
   // A node may have gone since; then the job waits again.

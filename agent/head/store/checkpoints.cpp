@@ -100,7 +100,7 @@ Manifest read_manifest(const fs::path& folder) {
   });
 }
 
-StorageScan scan_storage(const fs::path& storage) {
+StorageScan scan_storage(const fs::path& storage, const std::set<int>& known) {
   StorageScan scan;
   std::vector<int> numbers;
   for (const fs::path& entry : entries_of(checkpoints_folder(storage))) {
@@ -111,6 +111,7 @@ StorageScan scan_storage(const fs::path& storage) {
   std::sort(numbers.begin(), numbers.end());
   for (const int number : numbers) {
     scan.highest = std::max(scan.highest, number);
+    if (known.contains(number)) continue;
     const fs::path folder = checkpoint_folder(storage, number);
     try {
       Manifest manifest = read_manifest(folder);

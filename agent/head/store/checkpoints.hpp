@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ struct StorageScan {
   std::vector<std::string> broken;  // sentences
   int highest = -1;                 // number in use, whole or not
 };
-StorageScan scan_storage(const fs::path& storage);
+// Those with numbers of `known` are passed over unread: what is there of them need not be asked.
+StorageScan scan_storage(const fs::path& storage, const std::set<int>& known = {});
 
 // Before an attempt: makes the folders, and removes what older attempts left in .tmp.
 void clear_temporary(const fs::path& storage, int attempt);

@@ -10,6 +10,7 @@
 
 using namespace dtrain;
 using namespace dtrain::head;
+using namespace std::chrono_literals;
 using dtrain::head::testing::World;
 using dtrain::testing::TemporaryFolder;
 using dtrain::testing::write;
@@ -184,6 +185,11 @@ TEST_CASE("a newest checkpoint that is not whole is passed over") {
   CHECK(scan.whole[0].step == 0);
   CHECK(scan.broken.size() == 2);
   CHECK(scan.highest == 2);
+  // What is known is not read.
+  const StorageScan others = scan_storage(storage, {0, 1});
+  CHECK(others.whole.empty());
+  CHECK(others.broken.size() == 1);
+  CHECK(others.highest == 2);
   remove_checkpoint(storage, 1);
   remove_checkpoint(storage, 1);
   CHECK_FALSE(fs::exists(checkpoint_folder(storage, 1)));
@@ -255,6 +261,27 @@ TEST_CASE("reported, committed, answered, resumed from") {
   }
 }
 
+TEST_CASE("what was refused is refused again to who did not hear it") {
+  World world;
+  const JobId id = begin_training(world);
+  const wire::RankReport refused{0, checkpoint_line(world.folder / "missing", 4, 0.8)};
+  world.say("node-0", id, 1, refused);
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  REQUIRE(world.answer("node-0", id, 1, 2)->contains("error"));
+  world.settle();
+  SUBCASE("the link broke") {}
+  SUBCASE("the head died") {
+    world.restart();
+    world.join("node-0", {{id, 1}});
+  }
+  world.sent.clear();
+  world.repeat("node-0", id, 1, 2, refused);
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  CHECK_FALSE(world.answer("node-0", id, 1, 2)->contains("ok"));
+  CHECK(world.answer("node-0", id, 1, 2)->at("error") ==
+        "no checkpoint of step 4 is kept: it was refused, or deleted since");
+}
+
 TEST_CASE("the end of a job waits for its checkpoint") {
   World world;
   const JobId id = begin_training(world);
@@ -302,8 +329,9 @@ TEST_CASE("shards of what a dead head had renamed are reported again one after t
   world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
   CHECK(world.answer("node-0", id, 1, 2)->at("path") == committed.string());
   SUBCASE("to one head") {}
-  SUBCASE("the second to the head after that") {
+  SUBCASE("the second to the head after that, which reads nothing that is on record") {
     world.settle();
+    fs::remove(committed / "manifest.json");
     world.restart();
     world.sent.clear();
     world.join("node-0", {{id, 1}});
@@ -381,6 +409,51 @@ TEST_CASE("a checkpoint that one scan could not read is back with the next, not 
   world.started("node-0", id, 3);
   CHECK(fs::exists(first));
   CHECK(world.engine->job(id).at("checkpoints").size() == 2);
+}
+
+TEST_CASE("no attempt begins while a storage with checkpoints on record is not there") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  spec.workdir = (world.folder / "work").string();
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.say("node-0", id, 1,
+            wire::RankReport{0, checkpoint_line(model_at(world.folder / "a"), 4, 0.8)});
+  world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+  const fs::path storage = world.options.root.storage(id);
+  fs::rename(storage, world.folder / "away");
+  world.exit_rank("node-0", id, 1, 0, 1);
+  world.finish("node-0", id, 1, Outcome::failed);
+  world.until([&] { return world.said(id, "waits for its storage") == 1; });
+  CHECK_FALSE(world.was_started(id, 2));
+  CHECK_FALSE(fs::exists(storage));
+  CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  const std::string reason = world.engine->job(id).at("reason");
+  CHECK(reason.find(checkpoints_folder(storage).string() + " is not there") != std::string::npos);
+  SUBCASE("mounted again") {
+    fs::rename(world.folder / "away", storage);
+    world.advance(10s);
+    CHECK(world.started("node-0", id, 2).checkpoint == checkpoint_folder(storage, 0).string());
+    CHECK(world.engine->job(id).at("checkpoints").size() == 1);
+  }
+  SUBCASE("mounted again, and the head was started anew") {
+    world.restart();
+    world.join("node-0");
+    world.until([&] { return world.engine->job(id).at("reason") == reason; });
+    CHECK_FALSE(world.was_started(id, 2));
+    fs::rename(world.folder / "away", storage);
+    world.advance(10s);
+    CHECK(world.started("node-0", id, 2).checkpoint == checkpoint_folder(storage, 0).string());
+  }
+  SUBCASE("made anew by who has deleted it") {
+    fs::create_directories(checkpoints_folder(storage));
+    world.advance(10s);
+    CHECK_FALSE(world.started("node-0", id, 2).checkpoint.has_value());
+    CHECK(world.engine->job(id).at("checkpoints").empty());
+  }
 }
 
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {
