@@ -217,6 +217,7 @@ struct SearchOf {
   SearchRow row;
   std::string name;
   std::int64_t order = 0;
+  Monotonic since;  // row.since
   bool durable = false;
   std::shared_ptr<Search> state;   // of one that has not ended; else it is read when asked for
   std::set<std::string> trees;     // what its trials are made of and start from; also if stopped

@@ -75,6 +75,7 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   search.row.submission_id = submission_id;
   search.row.spec = wire::dump(tune::to_json(spec));
   search.row.created = search.row.since = clock.wall();
+  search.since = clock.now();
   search.name = spec.name;
   search.order = ++last_order;
   for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
@@ -235,6 +236,7 @@ void Engine::Impl::go_on_with(const SearchId& id, std::shared_ptr<Search> state,
   search->row.summary.clear();
   search->row.ended.reset();
   search->row.since = clock.wall();
+  search->since = clock.now();
   Changes changes;
   changes.searches.push_back(search->row);
   commit_search(*search, std::move(changes), std::move(records), Urgency::now, [this, id, done] {

@@ -301,6 +301,27 @@ TEST_CASE("a time budget is over by the clock, also under another head") {
   CHECK(programs.trials().at(0).at("state") == "stopped");
 }
 
+TEST_CASE("a time budget is over no later where the clock is set back") {
+  World world;
+  SearchPrograms programs(world);
+  programs.submit(R"({"num_samples": 100, "max_concurrent": 2, "time_budget_s": 7200})");
+  for (int i = 0; i < 5; ++i) programs.step();
+  const auto pass = [&](int minutes) {
+    for (int i = 0; i < 2 * minutes; ++i) {
+      world.advance(std::chrono::seconds(15));
+      world.engine->heard(NodeId("node-0"));
+      world.advance(std::chrono::seconds(15));
+      world.engine->heard(NodeId("node-0"));
+    }
+  };
+  pass(30);
+  world.clock.set_wall(std::chrono::hours(-1));
+  pass(89);  // from the 60th minute on the clock shows when it began once more
+  CHECK(programs.state() == "running");
+  pass(2);
+  CHECK(programs.state() == "stopping");
+}
+
 TEST_CASE("a time budget counts anew when a search that was stopped goes on") {
   World world;
   SearchPrograms programs(world);
