@@ -488,7 +488,8 @@ struct Engine::Impl {
   void send_start(Job& job, Attempt& attempt, Share& share);
 
   // end.cpp
-  // Ends the ranks of all shares but `but`, for a reason that is not a stop.
+  // Ends the ranks of all shares but `but`, for a reason that is not a stop. Those of `but` end by
+  // themselves.
   void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                     const NodeId& but);
   void send_stops(Job& job, Attempt& attempt, const NodeId& but);
