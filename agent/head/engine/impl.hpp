@@ -577,6 +577,7 @@ struct Engine::Impl {
   void fail_attempts_on(
       const NodeId& id, const std::string& reason,
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
+  void finish_removals();
   void removed(const NodeId& id, bool counted, const std::string& why, Answer done);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void explain(const NodeId& id, const std::string& told, bool taken_back);
