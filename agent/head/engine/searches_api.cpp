@@ -19,6 +19,12 @@ std::uint64_t drawn_seed() {
   return std::stoull(random_hex(kBytes), nullptr, 16);
 }
 
+// "accuracy (max)", of a search's spec: by it values are compared.
+std::string aim_of(const json& spec) {
+  return printable(wire::get_string(spec, "metric"), false) + " (" +
+         wire::get_string(spec, "mode") + ")";
+}
+
 // What a new search learns of an old one.
 std::vector<std::pair<Params, tune::Outcome>> outcomes_of(const Search& search) {
   std::vector<std::pair<Params, tune::Outcome>> all;
@@ -59,6 +65,11 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
     if (!is_final(teacher.row.state)) {
       throw Error(ErrorCode::conflict, name + " is " + to_string(teacher.row.state) +
                                            ": only of a search that has ended can be learned");
+    }
+    const std::string aim = aim_of(wire::parse_json(teacher.row.spec, "the spec of " + name));
+    if (const std::string own = aim_of(tune::to_json(spec)); aim != own) {
+      throw Error(ErrorCode::conflict, "nothing can be learned of " + name + ", which is for " +
+                                           aim + ", by a search for " + own);
     }
     teachers.push_back(teacher.row);
   }

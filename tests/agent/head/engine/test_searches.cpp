@@ -413,6 +413,15 @@ TEST_CASE("the same submission is the same search, and a warm start learns from 
           world.engine->submit_search("", search_spec_of(warm.dump()), {}, nullptr);
         }) == ErrorCode::conflict);
   programs.run();
+  // What was best of another metric, or the other way round, is nothing to go by.
+  for (const json& other : {json{{"metric", "loss"}}, json{{"mode", "min"}}}) {
+    json unlike = warm;
+    unlike.update(other);
+    CHECK_THROWS_WITH_AS(
+        world.engine->submit_search("", search_spec_of(unlike.dump()), {}, nullptr),
+        doctest::Contains((programs.search.str() + ", which is for accuracy (max), by a").c_str()),
+        Error);
+  }
   json cold = warm;
   cold.erase("warm_start");
   std::vector<json> params;
