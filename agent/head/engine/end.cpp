@@ -59,14 +59,17 @@ void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::s
   if (is_first) send_stops(job, attempt, but);
 }
 
-void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
+void Engine::Impl::send_stops(const Job& job, const Attempt& attempt, const NodeId& but) {
+  for (const Share& share : attempt.shares) {
+    if (share.live() && share.start_sent && share.row.node != but) send_stop(job, attempt, share);
+  }
+}
+
+void Engine::Impl::send_stop(const Job& job, const Attempt& attempt, const Share& share) {
   wire::StopRanks stop;
   stop.reason = job.row.stop_cause != StopCause::none ? job.row.reason : attempt.failure;
   if (job.row.stop_grace_s) stop.grace = std::chrono::seconds(*job.row.stop_grace_s);
-  for (const Share& share : attempt.shares) {
-    if (!share.live() || !share.start_sent || share.row.node == but) continue;
-    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
-  }
+  nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
 }
 
 // Shares that were never told to start have nothing to end.

@@ -492,7 +492,8 @@ struct Engine::Impl {
   // themselves.
   void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                     const NodeId& but);
-  void send_stops(Job& job, Attempt& attempt, const NodeId& but);
+  void send_stops(const Job& job, const Attempt& attempt, const NodeId& but);
+  void send_stop(const Job& job, const Attempt& attempt, const Share& share);
   void drop_unsent(const Job& job, Attempt& attempt, Tx& tx);
   void check_end(const JobId& id);
   void end_attempt(Job& job, Attempt& attempt);

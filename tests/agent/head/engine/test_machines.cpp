@@ -550,13 +550,15 @@ TEST_CASE(
   for (const int node : {0, 1, 2}) {
     const std::string name = "node-" + std::to_string(node);
     world.exit_rank(name, id, 1, node, 7);
-    world.finish(name, id, 1, Outcome::failed, "exit code 7");
+    if (node != 2) world.finish(name, id, 1, Outcome::failed, "exit code 7");
   }
   CHECK(world.stops("node-0", id, 1) == 0);  // it ends its own
   for (const char* name : {"node-1", "node-2", "node-3"}) CHECK(world.stops(name, id, 1) == 1);
   world.engine->gone(NodeId("node-3"));
   world.join("node-3", {{id, 1}});
   CHECK(world.stops("node-3", id, 1) == 2);
+  CHECK(world.stops("node-2", id, 1) == 1);
+  world.finish("node-2", id, 1, Outcome::failed, "exit code 7");
   world.exit_rank("node-3", id, 1, 3, 143, true);
   world.finish("node-3", id, 1, Outcome::stopped, "another rank failed");
   world.until([&] { return world.state(id) == "failed"; });
