@@ -228,8 +228,12 @@ Decision PbtReplay::decide(const Measured& report) {
   if (report.time < step.time) {
     return {Action::go_on, "its parameters change at " + number_text(step.time), {}};
   }
-  if (!checkpoint_) {
-    return {Action::go_on, "its parameters change with its first checkpoint", {}};
+  // One from before would have it trained anew from there, and not with what held until now.
+  if (!checkpoint_ || *checkpoint_ < step.time) {
+    return {Action::go_on,
+            "its parameters change with its first checkpoint at " + number_text(step.time) +
+                " or later",
+            {}};
   }
   ++next_;
   return {Action::exploit, "step " + std::to_string(next_ - 1) + " of the schedule",

@@ -100,8 +100,9 @@ class Pbt : public Scheduler {
   std::size_t void_ = 0;  // of record_
 };
 
-// One trial along a recorded schedule: at each step's time it goes on from its own checkpoint with
-// the step's parameters. It begins with those of the first step.
+// One trial along a recorded schedule: it goes on from its own checkpoint with a step's parameters,
+// as soon as it has one that is of the step's time or later. It begins with those of the first
+// step.
 class PbtReplay : public Scheduler {
  public:
   PbtReplay(std::vector<ScheduleStep> schedule, Mode mode)

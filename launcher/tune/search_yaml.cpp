@@ -107,10 +107,11 @@ std::vector<spec::Key> search_keys() {
                   "`true`: the first failed trial ends the search; `false`: none does; N: N of "
                   "them do, where none has ended well."),
               "fail_fast: true"),
-      example(key("warm_start", Shape::special("list of searches", texts()), nullptr,
-                  "Ids of 100 searches at most that have ended, from which `tpe` learns before it "
-                  "begins."),
-              "warm_start: [mnist-abc234]"),
+      example(
+          key("warm_start", Shape::special("list of searches", texts()), nullptr,
+              "Ids of 100 searches at most that have ended, of the same `metric` and `mode`, from "
+              "which `tpe` learns before it begins."),
+          "warm_start: [mnist-abc234]"),
   };
 }
 

@@ -161,6 +161,21 @@ void Engine::Impl::removed(const NodeId& id, bool counted, const std::string& wh
   rearm();
 }
 
+// A head that died between a node's being let in no more and the writing of it: it has left now. It
+// is counted no more either, which was written first.
+void Engine::Impl::finish_removals() {
+  std::vector<NodeId> shut_out;
+  for (const auto& [id, node] : nodes) {
+    try {
+      if (counts(node.row.state) && !nodes_out.is_let_in(id)) shut_out.push_back(id);
+    } catch (const Error& error) {
+      log::warn("it is not known whether a node is let in",
+                {{"node", id.str()}, {"why", error.what()}});
+    }
+  }
+  for (const NodeId& id : shut_out) removed(id, false, "", [](const nlohmann::json&) {});
+}
+
 void Engine::Impl::leaving(const NodeId& id, const std::string& told, bool over,
                            std::function<void()> left) {
   const auto found = nodes.find(id);

@@ -46,25 +46,30 @@ PastAttempts past_of(const Job& job) {
 
 void Engine::Impl::fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                                 const NodeId& but) {
-  if (attempt.failure.empty()) {
+  const bool is_first = attempt.failure.empty();
+  if (is_first) {
     attempt.failure = reason;
     attempt.row.reason = reason;
     note(tx, job, EventLevel::error, reason);
   }
   if (!attempt.ending()) enter(tx, attempt, AttemptEvent::stop);
   drop_unsent(job, attempt, tx);
-  // At once, not when it is on disk: that a rank failed cannot be undone.
-  send_stops(job, attempt, but);
+  // At once, not when it is on disk: that a rank failed cannot be undone. Once: one rank's failure
+  // makes all others fail, and who is away is told when it is back.
+  if (is_first) send_stops(job, attempt, but);
 }
 
-void Engine::Impl::send_stops(Job& job, Attempt& attempt, const NodeId& but) {
+void Engine::Impl::send_stops(const Job& job, const Attempt& attempt, const NodeId& but) {
+  for (const Share& share : attempt.shares) {
+    if (share.live() && share.start_sent && share.row.node != but) send_stop(job, attempt, share);
+  }
+}
+
+void Engine::Impl::send_stop(const Job& job, const Attempt& attempt, const Share& share) {
   wire::StopRanks stop;
   stop.reason = job.row.stop_cause != StopCause::none ? job.row.reason : attempt.failure;
   if (job.row.stop_grace_s) stop.grace = std::chrono::seconds(*job.row.stop_grace_s);
-  for (const Share& share : attempt.shares) {
-    if (!share.live() || !share.start_sent || share.row.node == but) continue;
-    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
-  }
+  nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, stop);
 }
 
 // Shares that were never told to start have nothing to end.

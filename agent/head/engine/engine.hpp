@@ -99,6 +99,8 @@ class Nodes {
   // is to have one node less.
   using Revoked = std::function<void(const std::optional<Error>&)>;
   virtual void revoke(const NodeId& node, bool counted, Revoked done) = 0;
+  // It may come: nothing has revoked it. Throws Error(io) where that cannot be seen.
+  virtual bool is_let_in(const NodeId&) const { return true; }
 
   // An attempt's content is to be brought there; answered by Engine::staging or start_failed.
   virtual void stage(const NodeId&, const wire::Stage&) {}

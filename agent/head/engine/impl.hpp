@@ -218,6 +218,7 @@ struct SearchOf {
   SearchRow row;
   std::string name;
   std::int64_t order = 0;
+  Monotonic since;  // row.since
   bool durable = false;
   std::shared_ptr<Search> state;   // of one that has not ended; else it is read when asked for
   std::set<std::string> trees;     // what its trials are made of and start from; also if stopped
@@ -489,10 +490,12 @@ struct Engine::Impl {
   void send_start(Job& job, Attempt& attempt, Share& share);
 
   // end.cpp
-  // Ends the ranks of all shares but `but`, for a reason that is not a stop.
+  // Ends the ranks of all shares but `but`, for a reason that is not a stop. Those of `but` end by
+  // themselves.
   void fail_attempt(Tx& tx, Job& job, Attempt& attempt, const std::string& reason,
                     const NodeId& but);
-  void send_stops(Job& job, Attempt& attempt, const NodeId& but);
+  void send_stops(const Job& job, const Attempt& attempt, const NodeId& but);
+  void send_stop(const Job& job, const Attempt& attempt, const Share& share);
   void drop_unsent(const Job& job, Attempt& attempt, Tx& tx);
   void check_end(const JobId& id);
   void end_attempt(Job& job, Attempt& attempt);
@@ -577,6 +580,7 @@ struct Engine::Impl {
   void fail_attempts_on(
       const NodeId& id, const std::string& reason,
       const std::function<void(const JobId& job, int attempt, bool sent)>& failed);
+  void finish_removals();
   void removed(const NodeId& id, bool counted, const std::string& why, Answer done);
   void leaving(const NodeId& id, const std::string& reason, bool over, std::function<void()> left);
   void explain(const NodeId& id, const std::string& told, bool taken_back);

@@ -154,6 +154,7 @@ void Engine::Impl::load() {
       if (Attempt* attempt = job->live_attempt()) lose_shares_on_lost(*job, *attempt);
       check_end(id);
     }
+    finish_removals();
     schedule();
     tick();
   });

@@ -129,7 +129,7 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (other_boot && share->row.state == ShareState::running) share->machine_gone = last_heard;
     if (there) {
       share->start_sent = share->met = true;
-      if (attempt->ending()) send_stops(*job, *attempt, NodeId());
+      if (attempt->ending()) send_stop(*job, *attempt, *share);
       // Who awaits its name, or that all files are in place.
       if (job->spec.launcher == Launcher::srun || job->row.state == JobState::staging) {
         advance(*job, *attempt);

@@ -75,7 +75,7 @@ std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpo
   return deleted;
 }
 
-std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
+std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, Monotonic now,
                                        const StorageSpec& settings) {
   std::sort(jobs.begin(), jobs.end(),
             [](const EndedJob& a, const EndedJob& b) { return a.ended < b.ended; });

@@ -29,7 +29,7 @@ std::vector<int> checkpoints_to_delete(const std::vector<CheckpointRow>& checkpo
 
 struct EndedJob {
   JobId job;
-  WallTime ended;
+  Monotonic ended;          // Moments::of(): a date that is set makes no job old
   std::uint64_t bytes = 0;  // of its logs and checkpoints in the head's own folders
   bool held = false;        // another job needs it: it counts, and stays
 };
@@ -40,7 +40,7 @@ struct Forgetting {
   bool operator==(const Forgetting&) const = default;
 };
 // What the user's own settings say is to go: nothing without them. The oldest goes first.
-std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, WallTime now,
+std::vector<Forgetting> jobs_to_forget(std::vector<EndedJob> jobs, Monotonic now,
                                        const StorageSpec& settings);
 
 // Of the file system that the head's root lies on, as it was measured last.

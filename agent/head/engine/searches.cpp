@@ -80,6 +80,7 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
     search.row = std::move(row);
     search.order = ++last_order;
     search.durable = true;
+    search.since = moments.of(search.row.since, clock.now());
     if (!search.row.submission_id.empty()) search_submissions[search.row.submission_id] = id;
     try {
       const nlohmann::json json = wire::parse_json(search.row.spec, "its spec");
@@ -426,7 +427,7 @@ std::optional<Monotonic> Engine::Impl::budget_ends(const SearchOf& search) const
       search.state->halt() != Search::Halt::none) {
     return std::nullopt;
   }
-  return moments.of(search.row.since, clock.now()) + *search.state->spec().time_budget;
+  return search.since + *search.state->spec().time_budget;
 }
 
 }  // namespace dtrain::head

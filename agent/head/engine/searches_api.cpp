@@ -19,6 +19,12 @@ std::uint64_t drawn_seed() {
   return std::stoull(random_hex(kBytes), nullptr, 16);
 }
 
+// "accuracy (max)", of a search's spec: by it values are compared.
+std::string aim_of(const json& spec) {
+  return printable(wire::get_string(spec, "metric"), false) + " (" +
+         wire::get_string(spec, "mode") + ")";
+}
+
 // What a new search learns of an old one.
 std::vector<std::pair<Params, tune::Outcome>> outcomes_of(const Search& search) {
   std::vector<std::pair<Params, tune::Outcome>> all;
@@ -60,6 +66,11 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
       throw Error(ErrorCode::conflict, name + " is " + to_string(teacher.row.state) +
                                            ": only of a search that has ended can be learned");
     }
+    const std::string aim = aim_of(wire::parse_json(teacher.row.spec, "the spec of " + name));
+    if (const std::string own = aim_of(tune::to_json(spec)); aim != own) {
+      throw Error(ErrorCode::conflict, "nothing can be learned of " + name + ", which is for " +
+                                           aim + ", by a search for " + own);
+    }
     teachers.push_back(teacher.row);
   }
 
@@ -75,6 +86,7 @@ void Engine::Impl::submit_search(const std::string& submission_id, tune::SearchS
   search.row.submission_id = submission_id;
   search.row.spec = wire::dump(tune::to_json(spec));
   search.row.created = search.row.since = clock.wall();
+  search.since = clock.now();
   search.name = spec.name;
   search.order = ++last_order;
   for (const std::string& tree : content_wanted(spec.job)) search.trees.insert(tree);
@@ -235,6 +247,7 @@ void Engine::Impl::go_on_with(const SearchId& id, std::shared_ptr<Search> state,
   search->row.summary.clear();
   search->row.ended.reset();
   search->row.since = clock.wall();
+  search->since = clock.now();
   Changes changes;
   changes.searches.push_back(search->row);
   commit_search(*search, std::move(changes), std::move(records), Urgency::now, [this, id, done] {

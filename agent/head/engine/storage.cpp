@@ -170,10 +170,11 @@ void Engine::Impl::housekeeping() {
   };
   const bool may_forget = options.storage.retention_days || options.storage.retention_size;
   const Holds held = may_forget ? holds() : Holds();
+  const Monotonic now = clock.now();
   std::vector<Folder> ended;
   for (const auto& [id, job] : jobs) {
     if (!is_final(job.shown.state) || !job.row.ended) continue;
-    ended.push_back({{id, *job.row.ended, 0, may_forget && held_by(job, held)},
+    ended.push_back({{id, moments.of(*job.row.ended, now), 0, may_forget && held_by(job, held)},
                      options.root.storage(id),
                      options.root.mirror(id)});
   }
@@ -184,7 +185,7 @@ void Engine::Impl::housekeeping() {
   };
   work<Found>(
       tidy,
-      [ended = std::move(ended), now = clock.wall(), settings = options.storage]() mutable {
+      [ended = std::move(ended), now, settings = options.storage]() mutable {
         Found found;
         std::vector<EndedJob> list;
         for (Folder& folder : ended) {

@@ -386,6 +386,10 @@ void NodeConnections::revoke(const NodeId& node, bool counted, Revoked done) {
       });
 }
 
+bool NodeConnections::is_let_in(const NodeId& node) const {
+  return config_.is_let_in(node);
+}
+
 // One that joined by itself cleans up, as nobody else could there, and hangs up itself: the end of
 // its other connections could overtake what it is told.
 asio::awaitable<void> NodeConnections::send_off(NodeId node, Revoked done) {

@@ -50,6 +50,7 @@ class NodeConnections final : public Nodes {
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
   void revoke(const NodeId& node, bool counted, Revoked done) override;
+  bool is_let_in(const NodeId& node) const override;
 
   // Who brings checkpoints to and from nodes; set before serve().
   void use(CheckpointTransfers& transfers) { transfers_ = &transfers; }

@@ -362,9 +362,9 @@ struct Writer::Statements {
       drop_checkpoints;
   Statement count_metrics, thin_metrics;
 
-  void drop_all(const JobId& id) {
-    for (Statement* drop : {&drop_job, &drop_attempts, &drop_shares, &drop_ranks, &drop_events,
-                            &drop_metrics, &drop_checkpoints}) {
+  void drop_parts(const JobId& id) {
+    for (Statement* drop : {&drop_attempts, &drop_shares, &drop_ranks, &drop_events, &drop_metrics,
+                            &drop_checkpoints}) {
       drop->run(id.str());
     }
   }
@@ -390,7 +390,10 @@ void Writer::write(const Changes& changes) {
     s.drop_checkpoint.run(job.str(), number);
   }
   write_rows(s.forgotten, changes.jobs_forgotten);
-  for (const ForgottenRow& r : changes.jobs_forgotten) s.drop_all(r.job);
+  for (const ForgottenRow& r : changes.jobs_forgotten) {
+    s.drop_job.run(r.job.str());
+    s.drop_parts(r.job);
+  }
   write_rows(s.search, changes.searches);
   write_rows(s.search_record, changes.search_records);
   for (const SearchId& id : changes.searches_forgotten) {
@@ -401,12 +404,11 @@ void Writer::write(const Changes& changes) {
 }
 
 void Writer::replace_job(const JobId& id, const Changes& rows) {
-  statements_->drop_all(id);
+  statements_->drop_parts(id);
   write(rows);
 }
 
 void Writer::replace_search(const SearchId& id, const Changes& rows) {
-  statements_->drop_search.run(id.str());
   statements_->drop_search_records.run(id.str());
   write(rows);
 }
@@ -425,7 +427,8 @@ void Writer::thin_metrics(const JobId& job) {
 Loaded read_all(Database& database) {
   sqlite3* db = database.handle();
   Loaded all;
-  all.jobs = read_rows<JobRow>(db, "SELECT * FROM jobs ORDER BY created, rowid");
+  // As they came, whatever the clock was set to between: a row that is changed stays in its place.
+  all.jobs = read_rows<JobRow>(db, "SELECT * FROM jobs ORDER BY rowid");
   all.attempts = read_rows<AttemptRow>(db, "SELECT * FROM attempts ORDER BY job, attempt");
   all.shares = read_rows<ShareRow>(db, "SELECT * FROM shares ORDER BY job, attempt, node_rank");
   all.ranks =
@@ -435,7 +438,7 @@ Loaded read_all(Database& database) {
   all.nodes = read_rows<NodeRow>(db, "SELECT * FROM nodes ORDER BY node");
   all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
   all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
-  all.searches = read_rows<SearchRow>(db, "SELECT * FROM searches ORDER BY created, rowid");
+  all.searches = read_rows<SearchRow>(db, "SELECT * FROM searches ORDER BY rowid");
   all.last_event = database.integer("SELECT max(event) FROM events");
   if (const std::string text = meta(database, kRestored); !text.empty()) {
     all.restored = restored_from(text);
@@ -479,19 +482,26 @@ std::string open_since(Database& database) {
 
 namespace {
 
-// From either end of the table.
+// From either end of the table; in its order.
 template <typename Id>
 std::vector<Id> readable_ids(Database& database, const std::string& select) {
   std::set<Id> found;
-  for (const char* order : {" ORDER BY rowid", " ORDER BY rowid DESC"}) {
+  const auto read = [&](const char* order) {
+    std::vector<Id> ids;
     try {
       Statement rows(database.handle(), (select + order).c_str());
-      while (rows.step()) found.insert(Id(rows.text(0)));
+      while (rows.step()) {
+        if (Id id(rows.text(0)); found.insert(id).second) ids.push_back(std::move(id));
+      }
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
     }
-  }
-  return {found.begin(), found.end()};
+    return ids;
+  };
+  std::vector<Id> all = read(" ORDER BY rowid");
+  const std::vector<Id> from_end = read(" ORDER BY rowid DESC");
+  all.insert(all.end(), from_end.rbegin(), from_end.rend());
+  return all;
 }
 
 }  // namespace

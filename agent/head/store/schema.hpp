@@ -21,7 +21,7 @@ class Writer {
   std::int64_t count_metrics(const JobId& job);
   // Drops every second row of each rank, keeping the newest.
   void thin_metrics(const JobId& job);
-  // All rows of the job are these, and no others.
+  // All rows of the job are these, and no others. It keeps its place among those that are there.
   void replace_job(const JobId& id, const Changes& rows);
   void replace_search(const SearchId& id, const Changes& rows);
 

@@ -422,14 +422,24 @@ TEST_CASE("PBT copies the best to the worst, and its record can be run again") {
   const auto replay = scheduler_of(to_json(replay_spec).dump(), Mode::max, space);
   replay->added(0, schedule[0].params);
   CHECK(replay->reported({0, 1, 1}).reason == "its parameters change at 2");
-  CHECK(replay->reported({0, 2, 1}).reason == "its parameters change with its first checkpoint");
+  const std::string waits = "its parameters change with its first checkpoint at ";
+  CHECK(replay->reported({0, 2, 1}).reason == waits + "2 or later");
   replay->checkpointed(0, 2);
   const Decision step = replay->reported({0, 3, 1});
   REQUIRE(step.action == Action::exploit);
   CHECK((step.exploit->donor == 0 && step.exploit->time == 2));
   CHECK(step.exploit->params == schedule[1].params);
-  CHECK(replay->reported({0, 4, 1}).exploit->params == schedule[2].params);
-  CHECK(replay->reported({0, 5, 1}).reason == "the schedule is at its end");
+  // Not from 2 again: the parameters from there to 4 are part of what it is.
+  CHECK(replay->reported({0, 3, 1}).reason == "its parameters change at 4");
+  CHECK(replay->reported({0, 4, 1}).reason == waits + "4 or later");
+  replay->checkpointed(0, 3);
+  CHECK(replay->reported({0, 5, 1}).reason == waits + "4 or later");
+  replay->checkpointed(0, 5);  // its checkpoints need not fall on the steps
+  const Decision last = replay->reported({0, 6, 1});
+  REQUIRE(last.action == Action::exploit);
+  CHECK((last.exploit->donor == 0 && last.exploit->time == 5));
+  CHECK(last.exploit->params == schedule[2].params);
+  CHECK(replay->reported({0, 7, 1}).reason == "the schedule is at its end");
 }
 
 TEST_CASE("PBT gives each its turn where there are more trials than places") {

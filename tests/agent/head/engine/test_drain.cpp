@@ -134,6 +134,41 @@ TEST_CASE("a removed node is let in no more, and its ranks are given up") {
   world.started("node-1", id, 2);
 }
 
+TEST_CASE("a node that is let in no more has left, though the head died before that was written") {
+  Far world(2);
+  JobSpec spec = World::spec();
+  spec.max_restarts = 1;
+  const JobId id = world.submit(spec);
+  world.begin(id);
+  SUBCASE("when it was asked to") {
+    world.engine->remove_node(NodeId("node-0"), true, [](const nlohmann::json&) {});
+  }
+  SUBCASE("when it was lost, which is all that its copy of the database has of it") {
+    world.engine->gone(NodeId("node-0"));
+    world.advance(20s);
+    world.engine->heard(NodeId("node-1"));
+    world.advance(11s);
+    CHECK(state_of(world, "node-0") == "lost");
+  }
+  world.settle();
+  world.shut_out.insert(NodeId("node-0"));
+  world.options.expected_nodes = 1;  // as it was written before
+  world.restart();
+  world.join("node-1");
+  world.settle();
+  CHECK(state_of(world, "node-0") == "not listed");
+  CHECK(world.engine->status().at("cluster").at("expected_nodes") == 1);
+  CHECK_THROWS_AS(world.engine->remove_node(NodeId("node-0"), true, {}), Error);
+  CHECK(world.state(id) == "restarting");  // its lease runs out first
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(world.was_started(id, 2));
+    world.advance(20s);
+    world.engine->heard(NodeId("node-1"));
+  }
+  world.advance(1s);
+  world.started("node-1", id, 2);
+}
+
 TEST_CASE("the ranks of a removed node end the attempt, though they end before it has left") {
   Far world(2);
   JobSpec spec = over(2);

@@ -536,6 +536,35 @@ TEST_CASE("ranks that were stopped on one node, and not by the head, end the att
   CHECK(world.engine->job(id).at("reason") == "its supervisor was told to end");
 }
 
+TEST_CASE(
+    "however many nodes fail, each is told once to stop, and one that was away when it is back") {
+  Far world(4);
+  const JobId id = world.submit(over(4));
+  for (const int node : {0, 1, 2, 3}) {
+    const std::string name = "node-" + std::to_string(node);
+    world.started(name, id, 1);
+    if (node == 0) world.say(name, id, 1, wire::MasterReady{29500});
+    world.start_ranks(name, id, 1, node, 1);
+  }
+  world.settle();
+  for (const int node : {0, 1, 2}) {
+    const std::string name = "node-" + std::to_string(node);
+    world.exit_rank(name, id, 1, node, 7);
+    if (node != 2) world.finish(name, id, 1, Outcome::failed, "exit code 7");
+  }
+  CHECK(world.stops("node-0", id, 1) == 0);  // it ends its own
+  for (const char* name : {"node-1", "node-2", "node-3"}) CHECK(world.stops(name, id, 1) == 1);
+  world.engine->gone(NodeId("node-3"));
+  world.join("node-3", {{id, 1}});
+  CHECK(world.stops("node-3", id, 1) == 2);
+  CHECK(world.stops("node-2", id, 1) == 1);
+  world.finish("node-2", id, 1, Outcome::failed, "exit code 7");
+  world.exit_rank("node-3", id, 1, 3, 143, true);
+  world.finish("node-3", id, 1, Outcome::stopped, "another rank failed");
+  world.until([&] { return world.state(id) == "failed"; });
+  CHECK(world.engine->job(id).at("exit_code") == 7);
+}
+
 TEST_CASE("a node that comes later is used") {
   Far world(1);
   const JobId id = world.submit(over(2));

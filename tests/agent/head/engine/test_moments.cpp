@@ -59,6 +59,28 @@ TEST_CASE("what was known of the clock keeps no head from starting when it canno
             .of(kNoon, kBoot) == kBoot);
 }
 
+TEST_CASE("jobs stay in the order in which they came, whatever the clock was set to") {
+  World world;
+  world.join("node-0", {}, 1);
+  const JobId runs = world.submit(World::spec());
+  world.started("node-0", runs, 1);
+  world.start_ranks("node-0", runs, 1, 0, 1);
+  const JobId first = world.submit(World::spec());
+  world.clock.set_wall(-1800s);
+  const JobId second = world.submit(World::spec());
+  world.settle();
+  world.restart();
+  world.join("node-0", {{runs, 1}}, 1);
+  const auto jobs = world.engine->jobs().at("jobs");
+  REQUIRE(jobs.size() == 3);
+  CHECK(jobs[0].at("job") == second.str());  // the newest
+  CHECK(jobs[2].at("job") == runs.str());
+  world.exit_rank("node-0", runs, 1, 0, 0);
+  world.finish("node-0", runs, 1, wire::NodeFinished::Outcome::succeeded);
+  world.started("node-0", first, 1);
+  CHECK_FALSE(world.was_started(second, 1));
+}
+
 TEST_CASE("a clock that jumps while the head is away, or before, lets no timeout fire") {
   World world;
   world.join("node-0", {}, 1);

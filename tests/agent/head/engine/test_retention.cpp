@@ -45,7 +45,7 @@ TEST_CASE("nothing that a job left is deleted while nobody has asked for it") {
 }
 
 TEST_CASE("which ended jobs the settings let go, and why") {
-  const WallTime now{365 * kDay};
+  const Monotonic now{365 * kDay};
   const auto ended = [&](const std::string& id, int days, std::uint64_t bytes) {
     return EndedJob{JobId(id), now - days * kDay, bytes};
   };
@@ -112,6 +112,38 @@ TEST_CASE("what the user has set is forgotten, a job that another waits for is n
     return jobs_left(world) == 1;
   });
   world.until([&] { return !fs::exists(world.options.root.storage(old)); });
+}
+
+TEST_CASE("a date that is set ahead makes no job old") {
+  World world;
+  world.join("node-0");
+  const JobId id = ended_job(world, 1000);
+  world.settle();
+  world.until([&] { return fs::exists(world.options.root.clock()); });
+  world.clock.set_wall(400 * kDay);
+  world.options.storage.retention_days = 30;
+  SUBCASE("while the head runs") {
+    world.engine->set_storage(world.options.storage);
+  }
+  SUBCASE("while it is away") {
+    world.restart();
+  }
+  world.until([&] {  // a look has gone through to its end
+    world.advance(1min);
+    const nlohmann::json cluster = world.engine->status().at("cluster");
+    return cluster.at("disk").at("ended_jobs").get<std::uint64_t>() > 0;
+  });
+  world.advance(2h);
+  CHECK(jobs_left(world) == 1);
+  // By the time that passes it goes, and is told to be as old as it is.
+  world.advance(31 * kDay);
+  world.until([&] {
+    world.advance(10min);
+    return jobs_left(world) == 0;
+  });
+  const nlohmann::json told = world.engine->status().at("cluster").at("forgotten");
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].at("reason").get<std::string>().starts_with("it ended 3"));
 }
 
 TEST_CASE("what was forgotten by a setting is told, and its id says so") {

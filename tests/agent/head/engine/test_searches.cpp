@@ -301,6 +301,27 @@ TEST_CASE("a time budget is over by the clock, also under another head") {
   CHECK(programs.trials().at(0).at("state") == "stopped");
 }
 
+TEST_CASE("a time budget is over no later where the clock is set back") {
+  World world;
+  SearchPrograms programs(world);
+  programs.submit(R"({"num_samples": 100, "max_concurrent": 2, "time_budget_s": 7200})");
+  for (int i = 0; i < 5; ++i) programs.step();
+  const auto pass = [&](int minutes) {
+    for (int i = 0; i < 2 * minutes; ++i) {
+      world.advance(std::chrono::seconds(15));
+      world.engine->heard(NodeId("node-0"));
+      world.advance(std::chrono::seconds(15));
+      world.engine->heard(NodeId("node-0"));
+    }
+  };
+  pass(30);
+  world.clock.set_wall(std::chrono::hours(-1));
+  pass(89);  // from the 60th minute on the clock shows when it began once more
+  CHECK(programs.state() == "running");
+  pass(2);
+  CHECK(programs.state() == "stopping");
+}
+
 TEST_CASE("a time budget counts anew when a search that was stopped goes on") {
   World world;
   SearchPrograms programs(world);
@@ -392,6 +413,15 @@ TEST_CASE("the same submission is the same search, and a warm start learns from 
           world.engine->submit_search("", search_spec_of(warm.dump()), {}, nullptr);
         }) == ErrorCode::conflict);
   programs.run();
+  // What was best of another metric, or the other way round, is nothing to go by.
+  for (const json& other : {json{{"metric", "loss"}}, json{{"mode", "min"}}}) {
+    json unlike = warm;
+    unlike.update(other);
+    CHECK_THROWS_WITH_AS(
+        world.engine->submit_search("", search_spec_of(unlike.dump()), {}, nullptr),
+        doctest::Contains((programs.search.str() + ", which is for accuracy (max), by a").c_str()),
+        Error);
+  }
   json cold = warm;
   cold.erase("warm_start");
   std::vector<json> params;

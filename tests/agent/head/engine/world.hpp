@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,7 @@ class World : public Nodes {
                    const std::optional<Error>& error) override;
   void give_up(const NodeId& node) override;
   void revoke(const NodeId& node, bool counted, Revoked done) override;
+  bool is_let_in(const NodeId& node) const override { return !shut_out.contains(node); }
 
   // ---- Jobs
   static JobSpec spec(const std::string& name = "job");
@@ -128,6 +130,7 @@ class World : public Nodes {
   std::vector<NodeId> given_up;
   std::vector<NodeId> revoked;
   Revoked revoking;  // of the last: not durable before it is called
+  std::set<NodeId> shut_out;
   std::map<std::tuple<std::string, std::string, int>, std::uint64_t> seqs;
 
   void shut_door();

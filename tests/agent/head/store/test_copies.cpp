@@ -464,6 +464,36 @@ TEST_CASE("what the damaged one still has of later jobs is taken over") {
   CHECK(store->search_records(SearchId("late")).size() == 1);
 }
 
+TEST_CASE("what is taken over stays in the order in which it came") {
+  const TemporaryFolder made;
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  {
+    const auto store = open_store({.path = made / "head.db"});
+    commit(*store, whole_job("b", 1));
+    commit(*store, whole_job("a", 2));
+    commit(*store, whole_search("t", 1));
+    commit(*store, whole_search("s", 1));
+    copy_now(*store);
+    commit(*store, whole_job("b", 3));
+    commit(*store, whole_job("z", 4));
+    commit(*store, whole_job("c", 5));
+    commit(*store, whole_search("t", 2));
+    for (const auto& entry : fs::directory_iterator(made / ".")) {
+      if (entry.path().filename().string().ends_with("-shm")) continue;
+      fs::copy_file(entry.path(), folder / entry.path().filename().string());
+    }
+  }
+  Database(path).run("PRAGMA wal_checkpoint(TRUNCATE)");  // and no log is left of it
+  const Loaded all = open_store({.path = path})->load();
+  REQUIRE(all.restored);
+  CHECK(all.restored->salvaged == 3);
+  std::string order;
+  for (const JobRow& job : all.jobs) order += job.id.str();
+  for (const SearchRow& search : all.searches) order += search.id.str();
+  CHECK(order == "bazcts");
+}
+
 TEST_CASE("a job that was removed before the copy does not come back from an older state") {
   const TemporaryFolder folder;
   const fs::path path = killed().lay(folder);
