@@ -132,6 +132,41 @@ TEST_CASE("a head that asked for machines, and is to ask for none, still gives b
   CHECK(house.down_now().complete);
 }
 
+TEST_CASE("an up that would make a second head is refused, also where the first is stopped") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const ClusterSpec before = house.spec;
+  SUBCASE("by another root") {
+    house.spec.provider.root = (house.home.path() / "elsewhere").string();
+  }
+  SUBCASE("by another user") {
+    house.spec.auth.ssh_user = "other";
+  }
+  const auto refused = [&] {
+    try {
+      house.up_now();
+      FAIL("it went on");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::conflict);
+      CHECK(
+          error.message().starts_with("the head of cluster c stays where it is while it is up: "));
+      CHECK(error.hint() == "dtrain down -c c first");
+    }
+  };
+  refused();
+  CHECK(!fs::exists(house.home.path() / "elsewhere"));
+  CHECK(load_cluster("c")->spec == to_json(before));
+  house.cloud->stop("i-1");
+  refused();
+  // One that is gone is in nobody's way.
+  house.cloud->vanish("i-1");
+  house.cloud->vanish("i-2");
+  testing::end_processes(house.home.path() / ".dtrain" / load_cluster("c")->id.str());
+  CHECK(house.up_now().complete);
+  CHECK(house.cloud->count(MachineState::running) == 2);
+  CHECK(house.down_now().complete);
+}
+
 TEST_CASE("what costs nothing is made without a question") {
   House house;
   house.spec.provider.kind = ProviderKind::kubernetes;
