@@ -223,7 +223,7 @@ class Up(HostsCase):
         self.up("--accept-new-host-keys")
         self.assert_ready(0, 1)
         self.assertEqual(self.json("status")["cluster"]["head"]["root"], root)
-        self.assertEqual([len(agents) for agents in self.agents()], [len(agents) for agents in there])
+        eventually(lambda: [len(agents) for agents in self.agents()] == [len(agents) for agents in there], "no others run")
         self.assertTrue(self.json("down", "-y")["complete"])
         self.assert_clean(0, 1)
 
