@@ -239,6 +239,19 @@ nlohmann::json tell(const wire::WantedMachines& wanted, const wire::ApiClient& h
   }
 }
 
+// None, as a head hears it that asks already: what it is just having made is in no list yet, and
+// goes only as long as the head looks.
+wire::WantedMachines no_more(const wire::ApiClient& head) {
+  const nlohmann::json now = head.get("/v1/machines", kAnswerLimit);
+  const nlohmann::json& last = wire::member(now, "wanted");
+  if (last.is_null()) return {};
+  wire::WantedMachines wanted = wire::wanted_machines_from_json(last);
+  wanted.types.clear();
+  wanted.replace = false;
+  wanted.down_when_idle.reset();
+  return wanted;
+}
+
 std::optional<Error> why_none(const UpRun& run, const std::string& type) {
   try {
     run.provider->check(type);
@@ -410,7 +423,8 @@ bool tell_growth(UpRun& run, const fs::path& socket) {
   try {
     const wire::ApiClient head(socket, run.state.name);
     tell_costs(run, head);
-    const wire::WantedMachines wanted = wanted_of(run);
+    wire::WantedMachines wanted = wanted_of(run);
+    if (wanted.provider.empty()) wanted = no_more(head);
     std::set<std::string> stale = others(tell(wanted, head), wanted);
     // Of those that `up` makes the plan has said it.
     for (const NodePlan& each : run.plan.nodes) stale.erase(each.machine.node.str());

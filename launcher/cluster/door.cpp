@@ -192,6 +192,7 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
   // What that one has written knows more.
   if (auto written = load_cluster(spec.cluster_name)) return written;
   save_cluster(*state);
+  if (made) provider.list();  // now that it is known it notes where these are
   return state;
 }
 

@@ -9,6 +9,7 @@
 #include "launcher/cluster/costs.hpp"
 #include "launcher/cluster/door.hpp"
 #include "launcher/cluster/down_way.hpp"
+#include "launcher/cluster/head_place.hpp"
 #include "launcher/cluster/known_nodes.hpp"
 #include "launcher/cluster/machines.hpp"
 #include "launcher/cluster/settings.hpp"
@@ -284,6 +285,7 @@ UpReport up(const ClusterSpec& spec, const UpOptions& options) {
   }
   if (traits.here) refuse_unnoted(spec.cluster_name);
   look(run);
+  refuse_second_head(run);
   run.report.plan = run.plan;
   run.report.warnings = run.plan.warnings;
   if (!run.plan.refused.empty()) throw Error(ErrorCode::conflict, run.plan.refused);

@@ -678,6 +678,15 @@ class Up(AwsCase):
         said["auth"] = {"ssh_user": LOGIN, "ssh_private_key": str(self.folder / "shared_key")}
         yaml.write_text(json.dumps(said))
         asked = self.cloud.count("RunInstances")
+        # Whose account it is is noted once the cluster is known there: as somebody else nothing is ended.
+        self.run_dtrain("attach", yaml, env=other)  # there is no terminal
+        noted = self.folder / "other" / "dtrain" / "clusters" / self.name() / "account.json"
+        account = noted.read_text()
+        noted.write_text(account.replace("123456789012", "999999999999"))
+        self.assertIn("in account 999999999999, and these credentials are of 123456789012",
+                      self.refused("down", "-y", "-c", self.name(), env=other))
+        self.assert_ready("node-0", "node-1", "node-2", "node-3")
+        noted.write_text(account)
         self.ok("up", "-y", yaml, env=other)
         self.assertEqual(self.cloud.count("RunInstances"), asked)
         down = self.json("down", "-y", yaml, env=other)

@@ -98,6 +98,22 @@ class Up(HeadCase):
         self.wait_ready("gpu-1", "gpu-2")
         self.down()
 
+    def test_a_second_head_is_refused(self):
+        self.write(0)
+        self.up()
+        eventually(lambda: self.succession()["next"], "a successor is asked for")
+        queue = self.queue()
+        yaml = self.folder / "pool.yaml"
+        yaml.write_text("".join(line for line in yaml.read_text().splitlines(True)
+                                if not line.startswith(("head_node_type:", "  head:"))))
+        done = self.run_dtrain("up", yaml)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("head_node_type was head, and is not given", done.stderr)
+        self.assertIn("dtrain down -c pool first", done.stderr)
+        self.assertEqual(self.queue(), queue)
+        self.assertEqual(len(self.agents("head")), 1)
+        self.down()
+
     def test_it_waits_in_the_queue_and_says_why(self):
         other = sh("sbatch", "--parsable", "--exclusive", "--nodes=4", "--wrap", "exec sleep 1000",
                    "--output=/dev/null").strip()

@@ -201,6 +201,32 @@ class Up(HostsCase):
         self.wait_state(job, "succeeded")
         self.assertEqual(len(self.job(job)["attempts"]), 1)
 
+    def test_a_second_head_is_refused(self):
+        self.write([0, 1])
+        self.up()
+        there = self.agents()
+        root = self.json("status")["cluster"]["head"]["root"]
+        provider = json.loads(self.yaml.read_text().split("provider: ")[1].split("\n")[0])
+        for said, members, more in (("provider.root was not given, and is ~/elsewhere", [0, 1],
+                                     {"provider": {**provider, "root": "~/elsewhere"}}),
+                                    (f"the head was {self.lab[0].address}, and is {self.lab[1].address}", [1, 0], {}),
+                                    (f"the head was {self.lab[0].address}, and is {self.lab[2].address}", [2, 1], {})):
+            self.write(members, **more)
+            for verb in (("up", self.yaml), ("up", "--dry-run", self.yaml)):
+                out = self.refused(*verb)
+                self.assertIn(said, out)
+                self.assertIn(f"dtrain down -c {self.name()} first", out)
+        self.assertEqual(self.agents(), there)
+        self.assert_clean(2)
+        # By another name of its host it is the same.
+        self.write([0, 1], each={0: {"host": "h0"}})
+        self.up("--accept-new-host-keys")
+        self.assert_ready(0, 1)
+        self.assertEqual(self.json("status")["cluster"]["head"]["root"], root)
+        eventually(lambda: [len(agents) for agents in self.agents()] == [len(agents) for agents in there], "no others run")
+        self.assertTrue(self.json("down", "-y")["complete"])
+        self.assert_clean(0, 1)
+
     def test_a_new_dtrain_replaces_the_agents_under_a_running_job(self):
         self.with_everything([0, 1])
         self.up()

@@ -246,7 +246,8 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
   const auto released = std::make_shared<Outcomes>();
   const auto stopped = std::make_shared<Outcomes>();
   const auto started = std::make_shared<Outcomes>();
-  run(
+  ask(
+      asking->source,
       [source = asking->source, asking, outcomes, released, stopped, started] {
         const auto into = [](const std::shared_ptr<Outcomes>& all) {
           return [all](const MachineOutcome& each) { all->push_back(each); };
@@ -267,7 +268,9 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
       [this, asking, outcomes, released, stopped, started](const std::optional<Error>& failed) {
         for (const MachineOutcome& each : *stopped) turned(each, "stopped");
         for (const MachineOutcome& each : *started) turned(each, "started");
-        if (failed) {
+        // What failed says nothing of what is wanted since.
+        const bool counts = asking->source == source_;
+        if (failed && counts) {
           for (const Request& request : asking->requests) fail(request.type, *failed);
         }
         bool moved = !outcomes->empty() || !stopped->empty() || !started->empty();
@@ -277,7 +280,11 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
             together.emplace(node, static_cast<int>(request.nodes.size()));
           }
         }
-        for (const MachineOutcome& each : *outcomes) outcome(each, together[each.machine.node]);
+        for (const MachineOutcome& each : *outcomes) {
+          outcome(each);
+          const Machine& machine = each.machine;
+          if (each.error && counts) fail(machine.type, *each.error, together[machine.node]);
+        }
         for (const MachineOutcome& each : *released) {
           moved = moved || !each.error;
           if (!each.error) continue;
@@ -290,13 +297,9 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
       });
 }
 
-void MachineKeeper::outcome(const MachineOutcome& outcome, int together) {
+void MachineKeeper::outcome(const MachineOutcome& outcome) {
   const Machine& machine = outcome.machine;
-  if (outcome.error) {
-    remove(machine.node, "its machine cannot be had");
-    fail(machine.type, *outcome.error, together);
-    return;
-  }
+  if (outcome.error) return remove(machine.node, "its machine cannot be had");
   log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
   machines_.insert_or_assign(machine.node, machine);
   note_asked(machine);

@@ -51,12 +51,14 @@ void MachineKeeper::leave(const std::vector<Machine>& list) {
   if (others.empty()) return settle();
   const bool stops = !are_there && !going.terminate;
   const auto outcomes = std::make_shared<std::vector<MachineOutcome>>();
-  run(
+  ask(
+      source_,
       [source = source_, others, stops, outcomes] {
         const auto hear = [&](const MachineOutcome& each) { outcomes->push_back(each); };
         stops ? source->stop(others, hear) : source->release(others, hear);
       },
       [this, outcomes](const std::optional<Error>& failed) {
+        if (!going_) return settle();  // meanwhile it is to stay
         if (failed) trouble_ = failed;
         for (const MachineOutcome& each : *outcomes) {
           if (!each.error) continue;

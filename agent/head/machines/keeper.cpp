@@ -54,11 +54,11 @@ MachineKeeper::MachineKeeper(ClusterId cluster, const fs::path& file, const fs::
   }
 }
 
-void MachineKeeper::run(std::function<void()> work,
+void MachineKeeper::run(Worker& worker, std::function<void()> work,
                         std::function<void(const std::optional<Error>&)> then) {
   ++running_;
-  worker_->add([this, work = std::move(work), then = std::move(then),
-                guard = std::weak_ptr<int>(alive_)]() mutable {
+  worker.add([this, work = std::move(work), then = std::move(then),
+              guard = std::weak_ptr<int>(alive_)]() mutable {
     std::optional<Error> failed;
     try {
       work();
@@ -73,12 +73,22 @@ void MachineKeeper::run(std::function<void()> work,
   });
 }
 
+void MachineKeeper::ask(std::shared_ptr<MachineSource> source, std::function<void()> work,
+                        std::function<void(const std::optional<Error>&)> then) {
+  busy_source_ = std::move(source);
+  run(*asks_, std::move(work), [this, then = std::move(then)](const std::optional<Error>& failed) {
+    busy_source_.reset();
+    then(failed);
+  });
+}
+
 void MachineKeeper::save(const wire::WantedMachines& wanted,
                          std::function<void(const std::optional<Error>&)> then) {
   json drained = json::array();
   for (const NodeId& node : drained_) drained.push_back(node.str());
   const json kept{{"wanted", wire::to_json(wanted)}, {"drained", std::move(drained)}};
-  run([file = file_, text = wire::dump(kept) + "\n"] { write_file_atomic(file, text); },
+  run(
+      *writes_, [file = file_, text = wire::dump(kept) + "\n"] { write_file_atomic(file, text); },
       std::move(then));
 }
 
@@ -116,8 +126,11 @@ void MachineKeeper::want(const json& body, std::function<void(json)> done) {
 }
 
 void MachineKeeper::save_costs(std::function<void(const std::optional<Error>&)> then) {
-  run([file = costs_file_,
-       text = wire::dump(account_.dump()) + "\n"] { write_file_atomic(file, text); },
+  run(
+      *writes_,
+      [file = costs_file_, text = wire::dump(account_.dump()) + "\n"] {
+        write_file_atomic(file, text);
+      },
       std::move(then));
 }
 
@@ -228,8 +241,11 @@ json MachineKeeper::view() const {
 }
 
 MachineKeeper::~MachineKeeper() {
-  if (source_) source_->hang_up();
-  worker_.reset();
+  for (const auto& source : {source_, busy_source_}) {
+    if (source) source->hang_up();
+  }
+  asks_.reset();
+  writes_.reset();
   if (!account_.is_open()) return;
   try {  // for when this machine is stopped now: until then it has cost
     account_.settle(clock_.wall());
@@ -268,8 +284,13 @@ void MachineKeeper::look() {
   }
   at_work_ = true;
   const auto list = std::make_shared<std::vector<Machine>>();
-  run([source = source_, list] { *list = source->list(); },
-      [this, list](const std::optional<Error>& failed) {
+  ask(
+      source_, [source = source_, list] { *list = source->list(); },
+      [this, list, source = source_](const std::optional<Error>& failed) {
+        if (source != source_) {  // meanwhile something else is wanted: it is looked at anew
+          again_ = true;
+          return settle();
+        }
         if (failed && !trouble_) {
           log::warn("it is not known which machines there are", {{"why", failed->what()}});
         }

@@ -26,8 +26,8 @@ namespace dtrain::head {
 // Keeps as many machines of each type as `up` wanted, and more while jobs need them: asks for what
 // is missing, gives each its credential, begins anew what has ended, gives back what nobody needs.
 // It looks while something is on its way or goes, ever less often, and when a node is heard to come
-// or to go, or jobs need others; while all is there it asks nobody. On the engine's thread; a
-// thread of its own waits for the source.
+// or to go, or jobs need others; while all is there it asks nobody. On the engine's thread; one
+// thread of its own waits for the source, another for the disk.
 class MachineKeeper {
  public:
   // The head's other parts.
@@ -93,7 +93,7 @@ class MachineKeeper {
   void stay();
   // Nothing is asked for any more.
   void end();
-  // Nothing is on its way to or from its thread.
+  // Nothing is on its way to or from its threads.
   bool rests() const { return running_ == 0; }
 
   static constexpr std::chrono::milliseconds kFirstLook{1000};
@@ -122,8 +122,12 @@ class MachineKeeper {
   };
   using Groups = std::map<std::string, std::vector<Machine>>;  // had together, by group_of()
 
-  // On the worker; `then` here, unless all has ended.
-  void run(std::function<void()> work, std::function<void(const std::optional<Error>&)> then);
+  // On that worker; `then` here, unless all has ended.
+  void run(Worker& worker, std::function<void()> work,
+           std::function<void(const std::optional<Error>&)> then);
+  // The same, where the source is asked: one thing at a time.
+  void ask(std::shared_ptr<MachineSource> source, std::function<void()> work,
+           std::function<void(const std::optional<Error>&)> then);
   void save(const wire::WantedMachines& wanted,
             std::function<void(const std::optional<Error>&)> then);
   void save_costs(std::function<void(const std::optional<Error>&)> then);
@@ -162,7 +166,7 @@ class MachineKeeper {
   NodeId free_name(const std::string& type);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
-  void outcome(const MachineOutcome& outcome, int together);
+  void outcome(const MachineOutcome& outcome);
   void forget(const NodeId& node);
 
   std::string what_starts(const Machine& machine) const;
@@ -193,7 +197,8 @@ class MachineKeeper {
   wire::WantedMachines wanted_;
   std::shared_ptr<const wire::WantedMachines> next_;  // that is not durable yet
   std::shared_ptr<MachineSource> source_;
-  std::map<NodeId, Machine> machines_;  // as last seen: of this cluster, and not gone
+  std::shared_ptr<MachineSource> busy_source_;  // that is asked now: this one, or the one before
+  std::map<NodeId, Machine> machines_;          // as last seen: of this cluster, and not gone
   MachineFailures failures_;
   MachineAccount account_;
   std::optional<Error> lost_account_;  // why it begins anew
@@ -220,7 +225,7 @@ class MachineKeeper {
   std::set<NodeId> drained_;          // by this; kept with what is wanted
   std::optional<Error> trouble_;      // the source does not answer, or there is none
   std::chrono::milliseconds pause_ = kFirstLook;
-  int running_ = 0;       // on the worker
+  int running_ = 0;       // on the workers
   bool at_work_ = false;  // from a look to what follows from it
   bool again_ = false;
   bool others_ = false;             // meanwhile jobs need others
@@ -230,7 +235,9 @@ class MachineKeeper {
   bool ended_ = false;
   std::optional<Going> going_;  // down
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  std::optional<Worker> worker_{std::in_place};  // ends first
+  // They end first. What is to be durable does not wait for the source, which may take minutes.
+  std::optional<Worker> asks_{std::in_place};
+  std::optional<Worker> writes_{std::in_place};
 };
 
 }  // namespace dtrain::head

@@ -23,6 +23,8 @@ inline constexpr const char* kHostKeyTag = "dtrain-host-key";
 // In the cluster's folder: notes of what was asked for, whose account and region that was in.
 inline constexpr const char* kIntents = "intents";
 inline constexpr const char* kPlaceFile = "account.json";
+// And which cluster is known here: launcher/cluster/state.hpp.
+inline constexpr const char* kClusterFile = "cluster.json";
 
 struct AwsProvider::Cloud {
   Cloud(const ClusterSpec& spec, const fs::path& state, const Access& access,
@@ -35,6 +37,7 @@ struct AwsProvider::Cloud {
         instances(client, spec.cluster_name, state / kIntents, std::move(launch_of),
                   [this](const Machine& machine, const Tags& tags) {
                     const std::lock_guard lock(mutex);
+                    listed.insert(machine.id);
                     const bool runs = machine.state == MachineState::running;
                     if (machine.head && runs) head = machine;
                     if (machine.state == MachineState::stopped) {
@@ -60,6 +63,11 @@ struct AwsProvider::Cloud {
     return head;
   }
 
+  bool has_listed(const std::string& id) {
+    const std::lock_guard lock(mutex);
+    return listed.contains(id);
+  }
+
   // The tag that says an instance's host key; empty: it has none.
   std::string host_key(const std::string& id, bool fresh) {
     if (!fresh) {
@@ -81,6 +89,7 @@ struct AwsProvider::Cloud {
   Prices prices;
   Instances instances;
   std::mutex mutex;
+  std::set<std::string> listed;  // ids, whenever that was
   // As EC2 last listed them: the tags with instances' host keys, the head's that runs, and those
   // that are stopped.
   std::map<std::string, std::string> host_keys;

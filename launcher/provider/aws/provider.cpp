@@ -104,11 +104,12 @@ const NodeType& AwsProvider::type_of(const std::string& name) const {
   throw Error(ErrorCode::not_found, "there is no node type " + printable(name, false));
 }
 
-// Another account's or region's list says nothing of the machines that were made here.
-void AwsProvider::check_place() {
+// Another account's or region's list says nothing of the machines that were made here. False: where
+// they were made is not noted.
+bool AwsProvider::check_place() {
   const fs::path file = state_ / kPlaceFile;
   const auto text = read_file_if_there(file);
-  if (!text) return;
+  if (!text) return false;
   const json made = wire::parse_json(*text, printable_path(file));
   const std::string region = wire::get_string(made, "region");
   const std::string account = wire::get_string(made, "account");
@@ -123,11 +124,14 @@ void AwsProvider::check_place() {
                                          account + ", and these credentials are of " + now)
         .with_hint("AWS_PROFILE names others");
   }
+  return true;
 }
 
 std::vector<Machine> AwsProvider::list() {
-  check_place();
-  return cloud().instances.list();
+  const bool is_noted = check_place();
+  std::vector<Machine> machines = cloud().instances.list();
+  if (!is_noted && !machines.empty()) note_place_of(machines);
+  return machines;
 }
 
 Offer AwsProvider::offer(const std::string& name) {
@@ -169,6 +173,20 @@ void AwsProvider::note_place() {
       json{{"region", cloud().client.region()}, {"account", cloud().account()}}.dump() + "\n");
 }
 
+// The same of a cluster that another machine has brought up, once it is known here.
+void AwsProvider::note_place_of(const std::vector<Machine>& machines) {
+  const fs::path file = state_ / kClusterFile;
+  const auto text = read_file_if_there(file);
+  if (!text) return;
+  try {
+    const ClusterId ours(wire::get_string(wire::parse_json(*text, printable_path(file)), "id"));
+    const bool are_ours = std::any_of(machines.begin(), machines.end(),
+                                      [&](const Machine& each) { return each.cluster == ours; });
+    if (are_ours) note_place();
+  } catch (const Error&) {  // who cannot ask whose credentials these are goes on without
+  }
+}
+
 void AwsProvider::prepare(const std::vector<Request>& requests) {
   if (requests.empty()) return;
   if (!spec_.auth.ssh_public_key.empty()) public_key();
@@ -197,8 +215,21 @@ void AwsProvider::create(const std::vector<Request>& requests, const OutcomeSink
   if (is_first && !has_some && Intents(state_ / kIntents).all().empty()) fs::remove(place);
 }
 
+// What EC2 does not know is gone, where it was made there.
 void AwsProvider::release(const std::vector<Machine>& machines, const OutcomeSink& tell) {
-  cloud().instances.release(machines, tell);
+  const bool is_noted = check_place();
+  Cloud& cloud = this->cloud();
+  cloud.instances.release(machines, [&](const MachineOutcome& outcome) {
+    const std::string& id = outcome.machine.id;
+    const bool is_gone = !outcome.error && outcome.machine.state == MachineState::gone;
+    if (is_noted || !is_gone || id.empty() || cloud.has_listed(id)) return tell(outcome);
+    const auto asked = std::find_if(machines.begin(), machines.end(),
+                                    [&](const Machine& each) { return each.id == id; });
+    tell({asked == machines.end() ? outcome.machine : *asked,
+          Error(ErrorCode::conflict,
+                "EC2 does not know it in " + cloud.client.region() +
+                    " by these credentials, and nothing here says that it was made there")});
+  });
 }
 
 void AwsProvider::start(const std::vector<Machine>& machines, const OutcomeSink& tell) {

@@ -47,8 +47,9 @@ class AwsProvider final : public Provider {
   struct Cloud;
   Cloud& cloud();
 
-  void check_place();
+  bool check_place();
   void note_place();
+  void note_place_of(const std::vector<Machine>& machines);
   const NodeType& type_of(const std::string& name) const;
   // Of one request: prepared(), and a host key of its own.
   Launch launch_of(const Request& request);

@@ -107,6 +107,66 @@ TEST_CASE("the head knows what the cluster costs, and that what has left costs n
   CHECK(house.down_now().complete);
 }
 
+TEST_CASE("a head that asked for machines, and is to ask for none, still gives back what comes") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const auto wanted = [&](const nlohmann::json& told) {
+    const HeadDoor door = HeadDoor::open(load_cluster("c").value(), *house.options().provider);
+    const wire::ApiClient client(door.socket(), "c");
+    if (!told.is_null()) client.post("/v1/machines", told);
+    return client.get("/v1/machines").at("wanted");
+  };
+  CHECK(wanted(nullptr).is_null());  // it never asked for any
+  wire::WantedMachines told;
+  told.provider = "aws";
+  told.scaler = (house.home.path() / "no-scaler").string();  // nothing is made
+  told.types = {{"gpu", 0, "one", {}}};
+  told.types.front().max_workers = 4;
+  told.environment = {"NAME=value"};
+  told.down_when_idle = {std::chrono::hours(2), false};
+  wanted(wire::to_json(told));
+  CHECK(house.up_now().complete);
+  told.types.clear();
+  told.down_when_idle.reset();
+  CHECK(wire::wanted_machines_from_json(wanted(nullptr)) == told);
+  CHECK(house.down_now().complete);
+}
+
+TEST_CASE("an up that would make a second head is refused, also where the first is stopped") {
+  House house;
+  REQUIRE(house.up_now().complete);
+  const ClusterSpec before = house.spec;
+  SUBCASE("by another root") {
+    house.spec.provider.root = (house.home.path() / "elsewhere").string();
+  }
+  SUBCASE("by another user") {
+    house.spec.auth.ssh_user = "other";
+  }
+  const auto refused = [&] {
+    try {
+      house.up_now();
+      FAIL("it went on");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::conflict);
+      CHECK(
+          error.message().starts_with("the head of cluster c stays where it is while it is up: "));
+      CHECK(error.hint() == "dtrain down -c c first");
+    }
+  };
+  refused();
+  CHECK(!fs::exists(house.home.path() / "elsewhere"));
+  CHECK(load_cluster("c")->spec == to_json(before));
+  house.cloud->stop("i-1");
+  refused();
+  // One that is gone is in nobody's way.
+  house.cloud->vanish("i-1");
+  house.cloud->vanish("i-2");
+  testing::end_processes(house.home.path() / ".dtrain" / load_cluster("c")->id.str());
+  CHECK(house.up_now().complete);
+  CHECK(house.cloud->count(MachineState::running) == 2);
+  CHECK(house.down_now().complete);
+}
+
 TEST_CASE("what costs nothing is made without a question") {
   House house;
   house.spec.provider.kind = ProviderKind::kubernetes;

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 #include <stdlib.h>
 
+#include "launcher/cluster/head_place.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/cluster/up.hpp"
 #include "launcher/core/error.hpp"
@@ -129,4 +130,40 @@ TEST_CASE("the chosen cluster: the option, then DTRAIN_CLUSTER, then the current
   CHECK(choose_cluster("") == "one");
   clear_current_cluster("one");
   CHECK(!current_cluster());
+}
+
+TEST_CASE("another place for the head is what leads to another machine, user or folder") {
+  ClusterSpec was;
+  was.cluster_name = "c";
+  was.provider.kind = ProviderKind::ssh;
+  for (const char* name : {"h0", "h1"}) {
+    HostSpec& host = was.provider.hosts.emplace_back();
+    host.node = NodeId(name);
+    host.host = name;
+  }
+  ClusterSpec now = was;
+  CHECK(another_place(was, now).empty());
+  now.provider.hosts.pop_back();
+  now.provider.hosts[0].address = "10.0.0.1";
+  now.provider.head_port = 7000;
+  now.auth.ssh_private_key = "/key";
+  CHECK(another_place(was, now).empty());
+  now.provider.hosts[0].host = "h1";
+  CHECK(another_place(was, now) == "the head was h0, and is h1");
+  now.provider.hosts[0].ssh_user = "me";
+  CHECK(another_place(was, now) == "ssh_user was not given, and is me");
+  now.provider.root = "/scratch";
+  CHECK(another_place(was, now) == "provider.root was not given, and is /scratch");
+
+  was.provider.hosts.clear();
+  was.provider.kind = ProviderKind::slurm;
+  now = was;
+  now.auth.ssh_user = "me";  // nobody logs in
+  CHECK(another_place(was, now).empty());
+  now.provider.other["login_node"] = "login1";
+  CHECK(another_place(was, now).empty());  // it was typed there before
+  was.provider.other["login_node"] = "login2";
+  CHECK(another_place(was, now) == "ssh_user was ubuntu, and is me");
+  was.head_node_type = "head";
+  CHECK(another_place(was, now) == "head_node_type was head, and is not given");
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -106,6 +107,70 @@ class FakeSource final : public MachineSource {
   FakeSite& site_;
 };
 
+// Where calls of a source are held up, those of one name.
+class Gate {
+ public:
+  void close(const std::string& call) {
+    const std::lock_guard lock(mutex_);
+    closed_ = call;
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    closed_.clear();
+    changed_.notify_all();
+  }
+  void pass(const std::string& call) {
+    std::unique_lock lock(mutex_);
+    if (closed_ != call) return;
+    is_held_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return closed_ != call; });
+    is_held_ = false;
+  }
+  // False when it took too long.
+  bool await() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, dtrain::testing::kPatience, [&] { return is_held_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string closed_;
+  bool is_held_ = false;
+};
+
+// A hang-up lets go who waits at the gate, if it is this one.
+class HeldSource final : public MachineSource {
+ public:
+  HeldSource(FakeSite& site, Gate& gate) : site_(site), gate_(gate) {}
+  std::vector<Machine> list() override {
+    wait("list");
+    return site_.list();
+  }
+  void create(const std::vector<Request>& requests, const OutcomeSink& tell) override {
+    wait("create");
+    site_.create(requests, tell);
+  }
+  void release(const std::vector<Machine>& machines, const OutcomeSink& tell) override {
+    site_.release(machines, tell);
+  }
+  void hang_up() override {
+    if (waits_) gate_.open();
+  }
+
+ private:
+  void wait(const std::string& call) {
+    waits_ = true;
+    gate_.pass(call);
+    waits_ = false;
+  }
+
+  FakeSource site_;
+  Gate& gate_;
+  std::atomic<bool> waits_ = false;
+};
+
 // A keeper with the rest of a head played by maps; its thread's answers come when they are awaited.
 struct Desk {
   Desk() { begin(); }
@@ -187,19 +252,20 @@ struct Desk {
     begin();
   }
 
+  // The next answer of one of its threads.
+  void step() {
+    std::function<void()> work;
+    {
+      std::unique_lock lock(mutex);
+      REQUIRE(changed.wait_for(lock, dtrain::testing::kPatience, [&] { return !posted.empty(); }));
+      work = std::move(posted.front());
+      posted.pop_front();
+    }
+    work();
+  }
   // Until it rests: with a timer, or without.
   void settle() {
-    while (!keeper->rests()) {
-      std::function<void()> work;
-      {
-        std::unique_lock lock(mutex);
-        REQUIRE(
-            changed.wait_for(lock, dtrain::testing::kPatience, [&] { return !posted.empty(); }));
-        work = std::move(posted.front());
-        posted.pop_front();
-      }
-      work();
-    }
+    while (!keeper->rests()) step();
   }
   void want(const wire::WantedMachines& what) {
     answer = nullptr;

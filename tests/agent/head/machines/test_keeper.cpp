@@ -171,6 +171,73 @@ TEST_CASE("machines: nothing is concluded from a provider that does not answer")
   CHECK(desk.site.jobs == 1);
 }
 
+TEST_CASE("machines: what is told is durable, and answered, while the provider is at work") {
+  Gate gate;
+  Desk desk;
+  desk.other_source = [&] { return std::make_unique<HeldSource>(desk.site, gate); };
+  desk.want(wanted(0));
+  const auto tell = [&](const wire::WantedMachines& what) {
+    desk.answer = nullptr;
+    desk.keeper->want(wire::to_json(what), [&](const nlohmann::json& said) { desk.answer = said; });
+    desk.step();
+    REQUIRE(desk.answer.is_object());
+    CHECK_FALSE(desk.answer.contains("error"));
+  };
+  SUBCASE("which lists what there is") {
+    gate.close("list");
+    desk.keeper->look();
+    REQUIRE(gate.await());
+    tell(wanted(1));
+    nlohmann::json costs;
+    desk.keeper->costs(wire::to_json(wire::ClusterCosts{}),
+                       [&](const nlohmann::json& said) { costs = said; });
+    while (costs.is_null()) desk.step();
+    SUBCASE("until it answers") {
+      gate.open();
+      desk.settle();
+      desk.tick();
+      CHECK(desk.machines() == "gpu-1 pending");
+    }
+    SUBCASE("and the head ends") {
+      desk.again();
+      CHECK(desk.keeper->wanted() == wanted(1));
+    }
+  }
+  SUBCASE("which makes what is wanted no more") {
+    gate.close("create");
+    desk.keeper->want(wire::to_json(wanted(1)), [](const nlohmann::json&) {});
+    while (desk.keeper->wanted() != wanted(1)) desk.step();
+    desk.step();  // the list
+    REQUIRE(gate.await());
+    wire::WantedMachines none = wanted(0);
+    none.types.clear();
+    tell(none);
+    gate.open();
+    desk.settle();
+    CHECK(desk.site.machines.size() == 1);
+    desk.tick();
+    desk.tick();
+    CHECK(desk.site.machines.front().state == MachineState::gone);
+    CHECK(desk.machines() == "");
+  }
+  SUBCASE("which refuses what is wanted no more") {
+    desk.site.refuses = Error(ErrorCode::failed, "no such image");
+    gate.close("create");
+    desk.keeper->want(wire::to_json(wanted(1)), [](const nlohmann::json&) {});
+    while (desk.keeper->wanted() != wanted(1)) desk.step();
+    desk.step();  // the list
+    REQUIRE(gate.await());
+    tell(wanted(1, "two"));
+    gate.open();
+    desk.step();
+    desk.site.refuses.reset();
+    desk.settle();
+    CHECK(desk.error() == "");
+    desk.tick();
+    CHECK(desk.machines() == "gpu-2 pending");
+  }
+}
+
 TEST_CASE("machines: ranks end before what they run on is given back") {
   Desk desk;
   desk.have(1);

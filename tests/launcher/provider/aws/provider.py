@@ -6,6 +6,7 @@
 import json
 import tempfile
 import unittest
+from pathlib import Path
 
 from fake_cloud import CloudCase, aws_lab
 
@@ -19,7 +20,7 @@ class ProviderCase(CloudCase):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
         self.addCleanup(lambda: self.assertEqual(self.cloud.problems, []))
 
-    def op(self, op, gpu=None, head=None, provider=None, nodes=None, code=0, env=None, **more):
+    def op(self, op, gpu=None, head=None, provider=None, nodes=None, machines=None, code=0, env=None, **more):
         """Of a cluster, `lab`: its head, and `gpu` (a node type, or a node_config)."""
         types = {"head": {"node_config": head or HEAD}}
         if gpu:
@@ -30,7 +31,7 @@ class ProviderCase(CloudCase):
                "head_node_type": "head", "max_workers": 8, **more}
         text = "{" + json.dumps(top)[1:-1] + ', "available_node_types": {\n' + lines + "}}\n"
         return self.tool("provider", f"{self.folder}/{top['cluster_name']}", code=code, env=env, given={
-            "op": op, "yaml": text, "nodes": nodes or {"node-0": "head", **({"node-1": "gpu"} if gpu else {})}})
+            "op": op, "yaml": text, "machines": machines or {}, "nodes": nodes or {"node-0": "head", **({"node-1": "gpu"} if gpu else {})}})
 
     def tool(self, *words, env=None, **more):
         return super().tool(*words, **more, **{"HOME": self.folder, **(env or {})})
@@ -83,6 +84,47 @@ class Refused(ProviderCase):
         self.cloud.fault("DescribeInstanceTypes", "UnauthorizedOperation", times=9)
         self.op("create", gpu=GPU)
         self.assertEqual(len(self.cloud.instances()), 2)
+
+
+class Place(ProviderCase):
+    """In which account and region a cluster's machines are."""
+
+    HERE = {"region": "us-west-2", "account": "123456789012"}
+
+    def setUp(self):
+        super().setUp()
+        self.place = Path(self.folder) / "lab" / "account.json"
+
+    def test_it_is_noted_of_machines_that_another_laptop_has_made(self):
+        self.op("create")
+        self.place.unlink()
+        self.op("list")
+        self.assertFalse(self.place.exists(), "whoever only looks writes nothing")
+        known = self.place.parent / "cluster.json"
+        known.write_text('{"id": "lab-fedcba"}')
+        self.op("list")
+        self.assertFalse(self.place.exists(), "another cluster of that name")
+        known.write_text('{"id": "lab-abcdef"}')
+        self.assertEqual([row["node"] for row in self.op("list")["outcomes"]], ["node-0"])
+        self.assertEqual(json.loads(self.place.read_text()), self.HERE)
+        self.place.write_text(json.dumps({**self.HERE, "account": "999999999999"}))
+        self.assertIn("has machines in account 999999999999", self.op("list", code=1)["error"])
+
+    def test_where_there_are_none_nothing_is_noted(self):
+        self.place.parent.mkdir()
+        (self.place.parent / "cluster.json").write_text('{"id": "lab-abcdef"}')
+        self.assertEqual(self.op("list")["outcomes"], [])
+        self.assertFalse(self.place.exists())
+
+    def test_what_is_not_known_is_gone_where_it_was_made_alone(self):
+        machines = {"node-0": "i-0123456789abcdef0", "node-1": "i-0123456789abcdef1"}
+        for row in self.op("release", machines=machines)["outcomes"]:
+            self.assertIn("EC2 does not know it in us-west-2 by these credentials", row["error"])
+            self.assertNotEqual(row["state"], "gone")
+        self.place.parent.mkdir()
+        self.place.write_text(json.dumps(self.HERE))
+        for row in self.op("release", machines=machines)["outcomes"]:
+            self.assertEqual((row.get("error"), row["state"]), (None, "gone"))
 
 
 class Inside(ProviderCase):

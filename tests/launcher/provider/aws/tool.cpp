@@ -128,8 +128,9 @@ json head_role(aws::Client& client, const json& input) {
   return out;
 }
 
-// What `up` has of a provider whose notes are in the folder: {"op", "yaml", "nodes"}; "create" asks
-// for the head and such workers: {"node": its type}.
+// What `up` has of a provider whose notes are in the folder: {"op", "yaml", "nodes", "machines"};
+// "create" asks for the head and such workers: {"node": its type}; "release" gives back machines
+// that were made long ago: {"node": its id}.
 json provider(const std::string& folder, const json& input) {
   json out = json::object({{"outcomes", json::array()}, {"warnings", json::array()}});
   const Read<ClusterSpec> file =
@@ -155,6 +156,16 @@ json provider(const std::string& folder, const json& input) {
     }
     made->prepare(requests);
     made->create(requests, tell);
+  } else if (op == "list") {
+    for (const Machine& machine : made->list()) tell({machine, std::nullopt});
+  } else if (op == "release") {
+    std::vector<Machine> machines;
+    for (const auto& [node, id] : input.at("machines").items()) {
+      Machine& machine = machines.emplace_back();
+      machine.node = NodeId(node);
+      machine.id = id;
+    }
+    made->release(machines, tell);
   } else if (op == "clear_up") {
     for (const Belonging& each : made->clear_up(ClusterId(file.spec.cluster_name + "-abcdef"))) {
       out["outcomes"].push_back(told(Orphan{file.spec.cluster_name, each}));
