@@ -147,6 +147,7 @@ void Landing::recover() {
     stage_.reset(::openat(files_->fd(), stage_name_.c_str(),
                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     run(journal);
+    refused_.clear();  // what is still wanted is tried again, and told then
     record_ = journal.after;
     other_boot_ = record_.boot != boot_id();
   } else {
@@ -283,16 +284,38 @@ std::vector<SyncNote> Landing::apply() {
   return left;
 }
 
+void Landing::throw_if_refused() const {
+  if (refused_.empty()) return;
+  std::string message = refused_.front();
+  if (refused_.size() > 1) {
+    message += "; " + std::to_string(refused_.size() - 1) + " more could not be done";
+  }
+  throw Error(ErrorCode::denied, message)
+      .with_hint(
+          "all else is done; what cannot be put there may be left out by an exclude pattern");
+}
+
 std::vector<SyncNote> Landing::run(Journal& journal) {
   std::vector<SyncNote> left;
   std::set<std::string> lost;
+  std::set<std::string> refused;
   std::set<std::string> touched;
   const std::string temporary = stage_name_ + "-";
   // Much may have been moved since it was compared.
   files_->forget();
   for (const Operation& operation : journal.operations) {
     hook("operation");
-    const auto reason = perform(*files_, stage_.get(), temporary, operation);
+    std::optional<std::string> reason;
+    try {
+      reason = perform(*files_, stage_.get(), temporary, operation);
+    } catch (const Error& error) {
+      // A journal comes to its end all the same: else it would stand before all later syncs.
+      if (error.code() != ErrorCode::denied) throw;
+      refused_.push_back(error.message());
+      refused.insert(operation.path);
+      lost.insert(operation.path);
+      continue;
+    }
     if (!reason) {
       if (operation.kind == Operation::Kind::touch) touched.insert(operation.path);
       continue;
@@ -310,6 +333,10 @@ std::vector<SyncNote> Landing::run(Journal& journal) {
   if (!lost.empty()) {
     std::erase_if(journal.after.entries,
                   [&](const Written& entry) { return lost.count(entry.path) > 0; });
+    // What is still there is ours as it was.
+    for (const Written& before : record_.entries) {
+      if (refused.count(before.path) > 0) journal.after.entries.push_back(before);
+    }
     journal.after.tree.clear();
   }
   hook("record");

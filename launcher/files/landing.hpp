@@ -67,6 +67,8 @@ class Landing {
   // `after` needs entries and tree only. Gives what was left because it changed meanwhile.
   void commit(Journal journal);
   std::vector<SyncNote> apply();
+  // Error(denied) when apply() could not do a step for a reason of its path; the others are done.
+  void throw_if_refused() const;
 
  private:
   void find_target(const Offer& offer, const fs::path& target);
@@ -97,6 +99,7 @@ class Landing {
   bool other_boot_ = false;
   std::vector<std::string> made_;  // in this session
   std::optional<Journal> journal_;
+  std::vector<std::string> refused_;
 };
 
 // The name of a target's record.
