@@ -216,6 +216,9 @@ bool Landing::is_intact() {
 void Landing::make_base(std::uint32_t mode) {
   std::vector<fs::path> missing;
   for (fs::path folder = base_; !fs::exists(folder); folder = folder.parent_path()) {
+    if (fs::is_symlink(folder)) {
+      throw Error(ErrorCode::conflict, text_of(folder) + " is a link that leads nowhere");
+    }
     missing.push_back(folder);
   }
   for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
@@ -242,6 +245,7 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
   if (!files_) {
     make_base(mode);
     open_base();
+    if (!files_) throw Error(ErrorCode::conflict, text_of(base_) + " was removed meanwhile");
   }
   if (::mkdirat(files_->fd(), stage_name_.c_str(), 0700) != 0) {
     throw errno_error("cannot make a folder in " + text_of(base_), errno);

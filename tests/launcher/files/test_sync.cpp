@@ -517,6 +517,19 @@ TEST_CASE("errors of either side reach both") {
     write_file(world.home() / "x", "a file");
     CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("is not a folder"), Error);
   }
+  SUBCASE("a target below a link that leads nowhere") {
+    fs::create_symlink(world.home() / "purged", world.home() / "x");
+    SUBCASE("the link itself") {}
+    SUBCASE("below it") {
+      world.mount.target = "~/x/y";
+    }
+    SUBCASE("one file") {
+      world.mount.source = world.source() / "f";
+      world.mount.target = "~/x/f";
+    }
+    CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("x is a link that leads nowhere"), Error);
+    CHECK_FALSE(fs::exists(world.home() / "purged"));
+  }
   SUBCASE("another user's home") {
     world.mount.target = "~root/x";
     CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("another user's home"), Error);
