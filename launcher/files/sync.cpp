@@ -72,6 +72,10 @@ void request_receive(FramedStream& stream) {
 void request_send(FramedStream& stream, const std::vector<SyncMount>& mounts, bool dry_run) {
   json list = json::array();
   for (const SyncMount& mount : mounts) {
+    refuse_unless_utf8(mount.source);
+    for (const auto* texts : {&mount.exclude, &mount.filter_files}) {
+      for (const std::string& text : *texts) refuse_unless_utf8(text);
+    }
     list.push_back({{"source", mount.source.string()},
                     {"exclude", mount.exclude},
                     {"filter_files", mount.filter_files},
