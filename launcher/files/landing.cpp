@@ -83,6 +83,7 @@ Landing::~Landing() {
   if (!lock_ || journal_ || fs::exists(journal_file(), failed)) return;
   try {
     remove_stage();
+    if (early_) ::unlink(record_file().c_str());
   } catch (const Error&) {  // the next sync of this target removes it
   }
   stage_.reset();
@@ -123,7 +124,7 @@ void Landing::open_base() {
 }
 
 void Landing::load() {
-  const auto bytes = read_file_if_there(options_.state / (key_ + ".record"), std::size_t{2} << 30);
+  const auto bytes = read_file_if_there(record_file(), kRecordLimit);
   if (!bytes) return;
   try {
     record_ = decode_record(*bytes);
@@ -136,7 +137,7 @@ void Landing::load() {
 }
 
 void Landing::recover() {
-  const auto bytes = read_file_if_there(journal_file(), std::size_t{2} << 30);
+  const auto bytes = read_file_if_there(journal_file(), kRecordLimit);
   if (!bytes) {
     remove_stage();
     return;
@@ -247,6 +248,16 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
     open_base();
     if (!files_) throw Error(ErrorCode::conflict, text_of(base_) + " was removed meanwhile");
   }
+  if (record_.target.empty()) {
+    // Whoever removes what syncs wrote finds by it what a crash leaves of a target's first.
+    Record early;
+    early.target = target_.string();
+    early.single = single_;
+    early.boot = boot_id();
+    early.made = made_;
+    save(early);
+    early_ = true;
+  }
   if (::mkdirat(files_->fd(), stage_name_.c_str(), 0700) != 0) {
     throw errno_error("cannot make a folder in " + text_of(base_), errno);
   }
@@ -255,12 +266,16 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
   if (!stage_) throw errno_error("cannot open a folder in " + text_of(base_), errno);
 }
 
+fs::path Landing::record_file() const {
+  return options_.state / (key_ + ".record");
+}
+
 fs::path Landing::journal_file() const {
   return options_.state / (key_ + ".journal");
 }
 
 void Landing::save(const Record& record) {
-  write_file_atomic(options_.state / (key_ + ".record"), encode_record(record));
+  write_file_atomic(record_file(), encode_record(record));
 }
 
 void Landing::commit(Journal journal) {

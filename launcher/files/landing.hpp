@@ -79,6 +79,7 @@ class Landing {
   void remove_stage();
   void drop_unsafe(Journal& journal);
   std::vector<SyncNote> run(Journal& journal);
+  fs::path record_file() const;
   fs::path journal_file() const;
   void save(const Record& record);
   void hook(const char* step) const {
@@ -97,6 +98,7 @@ class Landing {
   UniqueFd stage_;
   Record record_;
   bool other_boot_ = false;
+  bool early_ = false;             // the record is there for a crash alone
   std::vector<std::string> made_;  // in this session
   std::optional<Journal> journal_;
   std::vector<std::string> refused_;

@@ -233,6 +233,12 @@ bool is_as_expected(Beneath& files, const std::string& path, const Expect& expec
   return now == expect;
 }
 
+void remove_temporary(Beneath& files, const std::string& temporary, const Operation& operation) {
+  if (const auto to = files.find(operation.path)) {
+    ::unlinkat(to->folder, (temporary + std::to_string(operation.number)).c_str(), 0);
+  }
+}
+
 std::optional<std::string> perform(Beneath& files, int stage, const std::string& temporary,
                                    const Operation& operation) {
   switch (operation.kind) {

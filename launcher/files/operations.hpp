@@ -18,4 +18,7 @@ bool is_as_expected(Beneath& files, const std::string& path, const Expect& expec
 std::optional<std::string> perform(Beneath& files, int stage, const std::string& temporary,
                                    const Operation& operation);
 
+// Removes what an operation that was cut may have left beside its path.
+void remove_temporary(Beneath& files, const std::string& temporary, const Operation& operation);
+
 }  // namespace dtrain::sync

@@ -162,6 +162,43 @@ TEST_CASE("a look between a crash and its repeat loses nothing") {
   CHECK(left_overs(world.home()).empty());
 }
 
+TEST_CASE("removal after a crash at any step: all of ours goes, and nobody's file") {
+  for (const bool first : {true, false}) {
+    CAPTURE(first);
+    bool killed = true;
+    int kill_at = 0;
+    for (; killed; ++kill_at) {
+      CAPTURE(kill_at);
+      SyncWorld world;
+      first_state(world);
+      if (!first) {
+        world.sync();
+        second_state(world);
+      }
+      killed = sync_and_kill(world, kill_at);
+      world.write_there("theirs", "theirs");
+      CHECK(remove_synced(world.state()).empty());
+      CHECK(world.read_there("theirs") == "theirs");
+      fs::remove(world.target() / "theirs");
+      CHECK(fs::is_empty(world.target()));
+      CHECK(fs::is_empty(world.state()));
+      fs::permissions(world.source() / "shut", fs::perms(0755));
+    }
+    CHECK(kill_at > 10);
+  }
+}
+
+TEST_CASE("removal after a crash leaves what was to be replaced and is somebody's") {
+  SyncWorld world;
+  world.write("a", "ours");
+  world.write_there("a", "theirs");
+  world.mount.overwrite = true;
+  REQUIRE(sync_and_kill(world, 1));  // the journal is written, nothing renamed
+  CHECK(remove_synced(world.state()) == std::vector<fs::path>{fs::canonical(world.target()) / "a"});
+  CHECK(world.read_there("a") == "theirs");
+  CHECK(left_overs(world.home()).empty());
+}
+
 TEST_CASE("the machine goes down: what did not reach its disk comes again") {
   SyncWorld world;
   world.write("whole", "content");
@@ -608,6 +645,9 @@ TEST_CASE("a sender that goes away in the middle leaves nothing behind") {
   CHECK(said != "nothing wrong");
   CHECK_FALSE(fs::exists(world.home() / "x"));
   CHECK(left_overs(world.home()).empty());
+  for (const fs::directory_entry& file : fs::directory_iterator(world.state())) {
+    CHECK(file.path().extension() != ".record");
+  }
 }
 
 TEST_CASE("a receiver at home decides where things go") {
