@@ -155,6 +155,18 @@ fs::path spare_base() {
   return "/var/tmp/dtrain-" + std::to_string(::geteuid());
 }
 
+bool spare_base_taken() {
+  const fs::path spare = spare_base();
+  std::error_code none;
+  return fs::exists(fs::symlink_status(spare, none)) && !is_own_folder(spare);
+}
+
+std::set<fs::path> known_bases(const fs::path& base, const fs::path& home) {
+  std::set<fs::path> bases{base, home / ".dtrain", spare_base()};
+  if (spare_base_taken()) bases.erase(spare_base());
+  return bases;
+}
+
 wire::HostFacts gather_host_facts(const fs::path& root) {
   wire::HostFacts facts;
   facts.uid = static_cast<std::int64_t>(::geteuid());

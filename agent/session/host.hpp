@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "launcher/core/files.hpp"
@@ -33,6 +34,11 @@ fs::path expand_base(const std::string& base, const fs::path& home);
 
 // $DTRAIN_SPARE_ROOT, else /var/tmp/dtrain-UID: for roots where the home will not do.
 fs::path spare_base();
+// Others may take that name first: whether what is there, if anything, is another's, or a link.
+bool spare_base_taken();
+// Where folders of this user's clusters may be: `base`, the home's, and the spare one unless it is
+// taken, whichever of them it is.
+std::set<fs::path> known_bases(const fs::path& base, const fs::path& home);
 // Where the home did not do for the agent, it will not do for programs of jobs either.
 void use_spare_base(wire::HostFacts& host, const fs::path& program);
 

@@ -65,6 +65,9 @@ NodePlace place_of(const wire::OpenNode& which, const wire::HostFacts& host,
                    const fs::path& program) {
   NodePlace place{which.cluster, which.node, host.base, host.home, program};
   if (!which.base.empty()) place.base = expand_base(which.base, host.home);
+  if (place.base == spare_base() && spare_base_taken()) {
+    throw Error(ErrorCode::denied, place.base.string() + " is not a folder of this user");
+  }
   if (which.node.str() == "head") {
     throw Error(ErrorCode::invalid, "a node cannot be called head: its folder is the head's");
   }
@@ -72,20 +75,25 @@ NodePlace place_of(const wire::OpenNode& which, const wire::HostFacts& host,
 }
 
 wire::FoundClusters find_clusters(const wire::FindClusters& which, const wire::HostFacts& host) {
-  std::set<fs::path> bases{host.base, fs::path(host.home) / ".dtrain", spare_base()};
-  if (!which.base.empty()) bases.insert(expand_base(which.base, host.home));
+  std::set<fs::path> bases = known_bases(host.base, host.home);
+  if (!which.base.empty()) {
+    bases.merge(known_bases(expand_base(which.base, host.home), host.home));
+  }
   wire::FoundClusters found;
   for (const fs::path& base : bases) {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(base, none)) {
       const paths::HeadRoot root{entry.path() / "head"};
+      // A base may be everybody's: secrets go to a head, so it must be this user's before a word of
+      // it is read.
+      if (!is_own_folder(entry.path()) || !is_own_folder(root.root)) continue;
       if (!fs::exists(root.config(), none)) continue;
       try {
         wire::HeadFound head = describe_head(root);
         if (head.cluster != entry.path().filename()) continue;
         if (which.name.empty() || which.name == head.name) found.clusters.push_back(head);
       } catch (const Error&) {
-        // Another user's, or half made: nobody can attach to it.
+        // Half made: nobody can attach to it.
       }
     }
   }

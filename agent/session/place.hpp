@@ -24,10 +24,12 @@ struct NodePlace {
   paths::HeadRoot head() const { return {folder() / "head"}; }
 };
 
-// Error(invalid) for a base that is none, and for a node that would be called as the head is.
+// Error(invalid) for a base that is none, and for a node that would be called as the head is;
+// Error(denied) where the spare base is another's.
 NodePlace place_of(const wire::OpenNode& which, const wire::HostFacts& host,
                    const fs::path& program);
 
+// Those whose heads are this user's.
 wire::FoundClusters find_clusters(const wire::FindClusters& which, const wire::HostFacts& host);
 
 // Throws Error(not_found) when the head's root holds no head.

@@ -116,16 +116,28 @@ bool has_clusters(const fs::path& base) {
 }
 
 std::set<fs::path> all_bases(const NodePlace& place) {
-  return {place.base, home_folder() / ".dtrain", spare_base()};
+  return known_bases(place.base, home_folder());
+}
+
+// Where programs come to, wherever clusters are: a `provider.root` may hold a folder of anybody's
+// that is called as theirs is.
+std::set<fs::path> agent_folders() {
+  std::set<fs::path> folders;
+  for (const fs::path& base : known_bases(home_folder() / ".dtrain", home_folder())) {
+    std::error_code none;
+    const fs::path folder = base / "agents";
+    if (fs::is_directory(fs::symlink_status(folder, none))) folders.insert(folder);
+  }
+  return folders;
 }
 
 // Folders of programs that no process runs.
-std::vector<fs::path> idle_agents(const NodePlace& place) {
+std::vector<fs::path> idle_agents() {
   const std::set<std::string> used = programs_in_use();
   std::vector<fs::path> idle;
-  for (const fs::path& base : all_bases(place)) {
+  for (const fs::path& folder : agent_folders()) {
     std::error_code none;
-    for (const auto& entry : fs::directory_iterator(base / "agents", none)) {
+    for (const auto& entry : fs::directory_iterator(folder, none)) {
       const auto runs = [&](const char* name) {
         return used.contains((entry.path() / name).string());
       };
@@ -153,11 +165,9 @@ std::set<std::string> programs_of_clusters(const NodePlace& place) {
 void remove_agents(const NodePlace& place, wire::RemoveReport& report) {
   const std::set<fs::path> bases = all_bases(place);
   if (std::any_of(bases.begin(), bases.end(), has_clusters)) return;
-  for (const fs::path& agent : idle_agents(place)) remove(agent, report);
-  for (const fs::path& base : bases) {
-    remove_if_empty(base / "agents");
-    remove_if_empty(base);
-  }
+  for (const fs::path& agent : idle_agents()) remove(agent, report);
+  for (const fs::path& folder : agent_folders()) remove_if_empty(folder);
+  for (const fs::path& base : bases) remove_if_empty(base);
 }
 
 }  // namespace
@@ -195,7 +205,7 @@ std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& hos
   try {
     const std::set<std::string> wanted = programs_of_clusters(place);
     const auto grace = fs::file_time_type::clock::now() - kAgentGrace;
-    for (const fs::path& folder : idle_agents(place)) {
+    for (const fs::path& folder : idle_agents()) {
       const fs::path agent = folder / "dtrain-agent";
       std::error_code none;
       if (wanted.contains(agent.string()) || fs::last_write_time(folder, none) > grace) continue;

@@ -21,6 +21,10 @@ namespace {
 // Where others remove what is made or removed here: each is lost only to somebody who was quicker.
 constexpr int kTries = 100;
 
+bool is_own(const struct stat& status) {
+  return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
+}
+
 // Invalid, and errno says why.
 UniqueFd try_open(const fs::path& path, int flags, mode_t mode) {
   int fd = -1;
@@ -120,6 +124,11 @@ void make_folders(const fs::path& folder) {
   }
 }
 
+bool is_own_folder(const fs::path& folder) {
+  struct stat status {};
+  return ::lstat(folder.c_str(), &status) == 0 && is_own(status);
+}
+
 void make_private_folder(const fs::path& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     throw errno_error("cannot make folder " + folder.string(), errno);
@@ -128,7 +137,7 @@ void make_private_folder(const fs::path& folder) {
   if (::lstat(folder.c_str(), &status) != 0) {
     throw errno_error("cannot look at " + folder.string(), errno);
   }
-  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
+  if (!is_own(status)) {
     throw Error(ErrorCode::denied, folder.string() + " is not a folder of this user");
   }
   if ((status.st_mode & 077) != 0 && ::chmod(folder.c_str(), 0700) != 0) {

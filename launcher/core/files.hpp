@@ -39,8 +39,11 @@ void fsync_folder(const fs::path& folder);
 // Makes the folder and those above it, 0700 each; an existing one is left as it is.
 void make_folders(const fs::path& folder);
 
-// A folder for sockets and the like under /tmp: ours (lstat: a folder, our uid, not a link), 0700,
-// made when missing. Throws Error(denied) when it is somebody else's.
+// Whether it is a folder, not a link to one, and this user's.
+bool is_own_folder(const fs::path& folder);
+
+// A folder for sockets and the like under /tmp: ours (is_own_folder), 0700, made when missing.
+// Throws Error(denied) when it is somebody else's.
 void make_private_folder(const fs::path& folder);
 // That, and the same of what it lies in, which others may remove (rmdir) at any moment in which it
 // is empty: then it is made again.

@@ -83,6 +83,7 @@ Landing::~Landing() {
   if (!lock_ || journal_ || fs::exists(journal_file(), failed)) return;
   try {
     remove_stage();
+    if (early_) ::unlink(record_file().c_str());
   } catch (const Error&) {  // the next sync of this target removes it
   }
   stage_.reset();
@@ -123,7 +124,7 @@ void Landing::open_base() {
 }
 
 void Landing::load() {
-  const auto bytes = read_file_if_there(options_.state / (key_ + ".record"), std::size_t{2} << 30);
+  const auto bytes = read_file_if_there(record_file(), kRecordLimit);
   if (!bytes) return;
   try {
     record_ = decode_record(*bytes);
@@ -136,7 +137,7 @@ void Landing::load() {
 }
 
 void Landing::recover() {
-  const auto bytes = read_file_if_there(journal_file(), std::size_t{2} << 30);
+  const auto bytes = read_file_if_there(journal_file(), kRecordLimit);
   if (!bytes) {
     remove_stage();
     return;
@@ -147,6 +148,7 @@ void Landing::recover() {
     stage_.reset(::openat(files_->fd(), stage_name_.c_str(),
                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     run(journal);
+    refused_.clear();  // what is still wanted is tried again, and told then
     record_ = journal.after;
     other_boot_ = record_.boot != boot_id();
   } else {
@@ -215,6 +217,9 @@ bool Landing::is_intact() {
 void Landing::make_base(std::uint32_t mode) {
   std::vector<fs::path> missing;
   for (fs::path folder = base_; !fs::exists(folder); folder = folder.parent_path()) {
+    if (fs::is_symlink(folder)) {
+      throw Error(ErrorCode::conflict, text_of(folder) + " is a link that leads nowhere");
+    }
     missing.push_back(folder);
   }
   for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
@@ -241,6 +246,17 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
   if (!files_) {
     make_base(mode);
     open_base();
+    if (!files_) throw Error(ErrorCode::conflict, text_of(base_) + " was removed meanwhile");
+  }
+  if (record_.target.empty()) {
+    // Whoever removes what syncs wrote finds by it what a crash leaves of a target's first.
+    Record early;
+    early.target = target_.string();
+    early.single = single_;
+    early.boot = boot_id();
+    early.made = made_;
+    save(early);
+    early_ = true;
   }
   if (::mkdirat(files_->fd(), stage_name_.c_str(), 0700) != 0) {
     throw errno_error("cannot make a folder in " + text_of(base_), errno);
@@ -250,12 +266,16 @@ void Landing::begin(std::uint64_t bytes, std::uint32_t mode) {
   if (!stage_) throw errno_error("cannot open a folder in " + text_of(base_), errno);
 }
 
+fs::path Landing::record_file() const {
+  return options_.state / (key_ + ".record");
+}
+
 fs::path Landing::journal_file() const {
   return options_.state / (key_ + ".journal");
 }
 
 void Landing::save(const Record& record) {
-  write_file_atomic(options_.state / (key_ + ".record"), encode_record(record));
+  write_file_atomic(record_file(), encode_record(record));
 }
 
 void Landing::commit(Journal journal) {
@@ -283,16 +303,38 @@ std::vector<SyncNote> Landing::apply() {
   return left;
 }
 
+void Landing::throw_if_refused() const {
+  if (refused_.empty()) return;
+  std::string message = refused_.front();
+  if (refused_.size() > 1) {
+    message += "; " + std::to_string(refused_.size() - 1) + " more could not be done";
+  }
+  throw Error(ErrorCode::denied, message)
+      .with_hint(
+          "all else is done; what cannot be put there may be left out by an exclude pattern");
+}
+
 std::vector<SyncNote> Landing::run(Journal& journal) {
   std::vector<SyncNote> left;
   std::set<std::string> lost;
+  std::set<std::string> refused;
   std::set<std::string> touched;
   const std::string temporary = stage_name_ + "-";
   // Much may have been moved since it was compared.
   files_->forget();
   for (const Operation& operation : journal.operations) {
     hook("operation");
-    const auto reason = perform(*files_, stage_.get(), temporary, operation);
+    std::optional<std::string> reason;
+    try {
+      reason = perform(*files_, stage_.get(), temporary, operation);
+    } catch (const Error& error) {
+      // A journal comes to its end all the same: else it would stand before all later syncs.
+      if (error.code() != ErrorCode::denied) throw;
+      refused_.push_back(error.message());
+      refused.insert(operation.path);
+      lost.insert(operation.path);
+      continue;
+    }
     if (!reason) {
       if (operation.kind == Operation::Kind::touch) touched.insert(operation.path);
       continue;
@@ -310,6 +352,10 @@ std::vector<SyncNote> Landing::run(Journal& journal) {
   if (!lost.empty()) {
     std::erase_if(journal.after.entries,
                   [&](const Written& entry) { return lost.count(entry.path) > 0; });
+    // What is still there is ours as it was.
+    for (const Written& before : record_.entries) {
+      if (refused.count(before.path) > 0) journal.after.entries.push_back(before);
+    }
     journal.after.tree.clear();
   }
   hook("record");

@@ -67,6 +67,8 @@ class Landing {
   // `after` needs entries and tree only. Gives what was left because it changed meanwhile.
   void commit(Journal journal);
   std::vector<SyncNote> apply();
+  // Error(denied) when apply() could not do a step for a reason of its path; the others are done.
+  void throw_if_refused() const;
 
  private:
   void find_target(const Offer& offer, const fs::path& target);
@@ -77,6 +79,7 @@ class Landing {
   void remove_stage();
   void drop_unsafe(Journal& journal);
   std::vector<SyncNote> run(Journal& journal);
+  fs::path record_file() const;
   fs::path journal_file() const;
   void save(const Record& record);
   void hook(const char* step) const {
@@ -95,8 +98,10 @@ class Landing {
   UniqueFd stage_;
   Record record_;
   bool other_boot_ = false;
+  bool early_ = false;             // the record is there for a crash alone
   std::vector<std::string> made_;  // in this session
   std::optional<Journal> journal_;
+  std::vector<std::string> refused_;
 };
 
 // The name of a target's record.

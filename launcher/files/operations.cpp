@@ -21,12 +21,34 @@ constexpr unsigned kNoReplace = 1;  // RENAME_NOREPLACE
 constexpr const char* kChanged = "was changed there meanwhile";
 constexpr const char* kNoWay = "the folder that it is in is gone, or is a link";
 
+// Whether another path may do: who may write there, what this file system can keep, what is
+// mounted.
+bool is_of_path(int error) {
+  switch (error) {
+    case EACCES:
+    case EPERM:
+    case EBUSY:
+    case EFBIG:
+    case EILSEQ:
+    case EINVAL:
+    case EMLINK:
+    case ENAMETOOLONG:
+    case EOPNOTSUPP:
+    case EROFS:
+    case EXDEV:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Error refused(const Beneath& files, const char* what, const std::string& path, int error) {
   const std::string text = std::string("cannot ") + what + " " + printable_path(files.shown(path));
   if (error == ENOSPC || error == EDQUOT) {
     return Error(ErrorCode::exhausted, text + ": no space is left there");
   }
-  return errno_error(text, error);
+  Error said = errno_error(text, error);
+  return is_of_path(error) ? Error(ErrorCode::denied, said.message()) : said;
 }
 
 // 0 or errno. Without `replace`, EEXIST when something is there.
@@ -209,6 +231,12 @@ bool is_as_expected(Beneath& files, const std::string& path, const Expect& expec
     now.target = files.link_target(path);
   }
   return now == expect;
+}
+
+void remove_temporary(Beneath& files, const std::string& temporary, const Operation& operation) {
+  if (const auto to = files.find(operation.path)) {
+    ::unlinkat(to->folder, (temporary + std::to_string(operation.number)).c_str(), 0);
+  }
 }
 
 std::optional<std::string> perform(Beneath& files, int stage, const std::string& temporary,

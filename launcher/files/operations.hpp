@@ -14,8 +14,11 @@ bool is_as_expected(Beneath& files, const std::string& path, const Expect& expec
 // Does one operation, whether or not it was done before. Gives the reason why it was left, if
 // somebody else's doing stands in its way. `stage` is the staging folder's descriptor, `temporary`
 // the beginning of names for files that must be copied because they go to another file system.
-// Throws Error when the operating system refuses.
+// Throws Error when the operating system refuses: Error(denied) where it is this path alone.
 std::optional<std::string> perform(Beneath& files, int stage, const std::string& temporary,
                                    const Operation& operation);
+
+// Removes what an operation that was cut may have left beside its path.
+void remove_temporary(Beneath& files, const std::string& temporary, const Operation& operation);
 
 }  // namespace dtrain::sync

@@ -295,6 +295,7 @@ class Receiver {
     for (Mount& mount : mounts_) {
       if (mount.comparison) late_left_.push_back(mount.landing->apply());
     }
+    for (const Mount& mount : mounts_) mount.landing->throw_if_refused();
   }
 
   SyncOutcome finish() {

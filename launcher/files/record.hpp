@@ -39,6 +39,7 @@ struct Record {
   bool operator==(const Record&) const = default;
 };
 
+inline constexpr std::size_t kRecordLimit = std::size_t{2} << 30;  // bytes, of a journal's file too
 std::string encode_record(const Record& record);
 // Throws Error(invalid) for what is damaged.
 Record decode_record(std::string_view bytes);

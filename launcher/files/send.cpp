@@ -31,6 +31,7 @@ class Sender {
     json list = json::array();
     std::vector<std::string> encoded;
     for (const SyncMount& mount : mounts_) {
+      refuse_unless_utf8(mount.target);
       Source source;
       source.mount = &mount;
       ScanOptions scan_options;
@@ -38,6 +39,7 @@ class Sender {
       scan_options.filter_files = mount.filter_files;
       source.scan = scan_tree(mount.source, scan_options);
       const Tree& tree = source.scan.tree;
+      if (tree.single) refuse_unless_utf8(tree.entries[0].path);
       if (!tree.single) source.files = std::make_unique<Beneath>(mount.source);
       encoded.push_back(encode_tree(tree));
       Sha256 sum;

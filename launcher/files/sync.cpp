@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "launcher/core/text.hpp"
 #include "launcher/files/beneath.hpp"
 #include "launcher/files/operations.hpp"
 #include "launcher/files/record.hpp"
+#include "launcher/files/scan.hpp"
 #include "launcher/files/sync_wire.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -72,6 +74,10 @@ void request_receive(FramedStream& stream) {
 void request_send(FramedStream& stream, const std::vector<SyncMount>& mounts, bool dry_run) {
   json list = json::array();
   for (const SyncMount& mount : mounts) {
+    refuse_unless_utf8(mount.source);
+    for (const auto* texts : {&mount.exclude, &mount.filter_files}) {
+      for (const std::string& text : *texts) refuse_unless_utf8(text);
+    }
     list.push_back({{"source", mount.source.string()},
                     {"exclude", mount.exclude},
                     {"filter_files", mount.filter_files},
@@ -113,52 +119,99 @@ int serve_sync(FramedStream& stream, const ReceiveOptions& options) {
   }
 }
 
+namespace {
+
+// What a sync did to one target, or may have done: it was cut while it applied.
+struct Synced {
+  Record record;
+  Journal journal;  // empty: it came to its end
+
+  // As it was before and as it was to be; deeper ones first, and of one path both.
+  std::vector<const Written*> entries() const {
+    std::vector<const Written*> all;
+    for (const Record* each : {&record, &journal.after}) {
+      for (const Written& entry : each->entries) all.push_back(&entry);
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Written* a, const Written* b) { return a->path > b->path; });
+    return all;
+  }
+};
+
+Synced read_synced(const fs::path& state, const std::string& key) {
+  Synced synced;
+  if (const auto bytes = read_file_if_there(state / (key + ".record"), kRecordLimit)) {
+    synced.record = decode_record(*bytes);
+  }
+  if (const auto bytes = read_file_if_there(state / (key + ".journal"), kRecordLimit)) {
+    synced.journal = decode_journal(*bytes);
+  }
+  return synced;
+}
+
+// Makes folders open in which it has to remove something.
+void open_folders(Beneath& files, const std::vector<const Written*>& entries) {
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if ((*entry)->kind != EntryKind::folder || ((*entry)->mode & 0700) == 0700) continue;
+    const auto there = files.status((*entry)->path);
+    if (!there || !S_ISDIR(there->st_mode)) continue;
+    Operation open;
+    open.kind = Operation::Kind::set_mode;
+    open.path = (*entry)->path;
+    open.mode = (*entry)->mode | 0700;
+    perform(files, -1, "", open);
+  }
+}
+
+void remove_entry(Beneath& files, const Written& entry) {
+  Operation operation;
+  operation.path = entry.path;
+  operation.kind = entry.kind == EntryKind::folder ? Operation::Kind::remove_folder
+                                                   : Operation::Kind::remove_file;
+  operation.expect.what = entry.kind == EntryKind::link ? Expect::What::link : Expect::What::file;
+  operation.expect.size = entry.size;
+  operation.expect.mtime_ns = entry.kind == EntryKind::file ? entry.disk_mtime_ns : 0;
+  operation.expect.target = entry.target;
+  perform(files, -1, "", operation);
+}
+
+}  // namespace
+
 std::vector<fs::path> remove_synced(const fs::path& state) {
   std::vector<fs::path> left;
   std::error_code failed;
-  std::vector<fs::path> records;
+  std::set<std::string> keys;
   for (const fs::directory_entry& file : fs::directory_iterator(state, failed)) {
-    if (file.path().extension() == ".record") records.push_back(file.path());
+    const fs::path kind = file.path().extension();
+    if (kind == ".record" || kind == ".journal") keys.insert(file.path().stem().string());
   }
-  for (const fs::path& file : records) {
-    const Record record = decode_record(read_file(file, std::size_t{2} << 30));
-    fs::path base = record.target;
-    if (record.single) base = base.parent_path();
+  for (const std::string& key : keys) {
+    const Synced synced = read_synced(state, key);
+    const bool was_cut = !synced.journal.after.target.empty();
+    const Record& last = was_cut ? synced.journal.after : synced.record;
+    fs::path base = last.target;
+    if (last.single) base = base.parent_path();
     if (fs::is_directory(base, failed)) {
       Beneath files(base);
-      std::vector<const Written*> entries;
-      for (const Written& entry : record.entries) entries.push_back(&entry);
-      std::sort(entries.begin(), entries.end(),
-                [](const Written* a, const Written* b) { return a->path > b->path; });
-      for (const Written* entry : entries) {
-        const bool folder = entry->kind == EntryKind::folder;
-        if (folder && (entry->mode & 0700) != 0700) {
-          Operation open;
-          open.kind = Operation::Kind::set_mode;
-          open.path = entry->path;
-          open.mode = entry->mode | 0700;
-          perform(files, -1, "", open);
-        }
+      const std::string stage = std::string(kStagingPrefix) + key;
+      for (const Operation& operation : synced.journal.operations) {
+        remove_temporary(files, stage + "-", operation);
       }
-      for (const Written* entry : entries) {
-        Operation operation;
-        operation.path = entry->path;
-        operation.kind = entry->kind == EntryKind::folder ? Operation::Kind::remove_folder
-                                                          : Operation::Kind::remove_file;
-        operation.expect.what =
-            entry->kind == EntryKind::link ? Expect::What::link : Expect::What::file;
-        operation.expect.size = entry->size;
-        operation.expect.mtime_ns = entry->kind == EntryKind::file ? entry->disk_mtime_ns : 0;
-        operation.expect.target = entry->target;
-        if (perform(files, -1, "", operation)) left.push_back(base / entry->path);
+      const std::vector<const Written*> entries = synced.entries();
+      open_folders(files, entries);
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        const std::string& path = entries[i]->path;
+        remove_entry(files, *entries[i]);
+        const bool again = i + 1 < entries.size() && entries[i + 1]->path == path;
+        if (!again && files.status(path)) left.push_back(base / path);
       }
+      if (files.status(stage)) remove_tree(base / stage);
     }
-    for (auto made = record.made.rbegin(); made != record.made.rend(); ++made) {
+    for (auto made = last.made.rbegin(); made != last.made.rend(); ++made) {
       ::rmdir(made->c_str());  // as far as they are empty
     }
-    fs::path lock = file;
-    ::unlink(file.c_str());
-    ::unlink(lock.replace_extension(".lock").c_str());
+    for (const char* kind : {".record", ".journal", ".lock"})
+      ::unlink((state / (key + kind)).c_str());
   }
   return left;
 }

@@ -152,8 +152,9 @@ void request_send(FramedStream& stream, const std::vector<SyncMount>& mounts, bo
 // "~", "~/x", "x" and "/x" against a home. Error(invalid) for "", "~user", and a NUL.
 fs::path resolve_target(const std::string& target, const fs::path& home);
 
-// For `down`: removes what the syncs recorded in `state` wrote and is still as it was written, and
-// the folders they made that are empty then. Gives what was left because it was changed.
+// For `down`: removes what the syncs recorded in `state` wrote and is still as it was written, what
+// one that was cut has staged, and the folders they made that are empty then. Gives what was left
+// because it was changed.
 std::vector<fs::path> remove_synced(const fs::path& state);
 
 }  // namespace dtrain

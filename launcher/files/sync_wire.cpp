@@ -51,6 +51,12 @@ std::string as_text(std::string_view bytes) {
   return printable(bytes, false);
 }
 
+void refuse_unless_utf8(const fs::path& path) {
+  if (is_utf8(path.native())) return;
+  throw Error(ErrorCode::invalid, printable_path(path) + " is not UTF-8, as a path must be")
+      .with_hint("within a folder names may be of any bytes: sync the folder");
+}
+
 Wire::Wire(FramedStream& stream, std::chrono::milliseconds silence)
     : stream_(stream), silence_(silence), alive_([this] {
         std::unique_lock lock(mutex_);

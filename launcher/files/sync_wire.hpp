@@ -106,6 +106,10 @@ std::vector<EntryName> decode_names(std::string_view bytes);
 json outcome_to_json(SyncOutcome outcome, std::size_t most = SIZE_MAX);
 SyncOutcome outcome_from_json(const json& message);
 
+// Throws Error(invalid) for a path that a message cannot hold: JSON is UTF-8, and another name
+// would come in its place. Names within a tree are bytes.
+void refuse_unless_utf8(const fs::path& path);
+
 // Text for JSON: what is no UTF-8 is escaped.
 std::string as_text(std::string_view bytes);
 

@@ -160,6 +160,7 @@ std::string bootstrap_script() {
       R"~(o=${DTRAIN_SPARE_ROOT:-/var/tmp/dtrain-$(id -u)}; )~"
       R"~(a=$HOME/.dtrain/agents/$2; b=$o/agents/$2; w=need; )~"
       R"~(if [ "$4" = 0 ]; then if [ -x "$a/dtrain-agent" ]; then w=have; )~"
+      R"~(elif [ -L "$o" ]; then :; )~"
       R"~(elif [ -O "$o" ] && [ -x "$b/dtrain-agent" ]; then w=have; a=$b; fi; fi; )~"
       R"~(z=plain; if command -v gzip >/dev/null 2>&1; then z=gzip; fi; )~"
       // CLIENT PORT SERVER PORT

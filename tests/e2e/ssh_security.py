@@ -102,6 +102,30 @@ class Security(HostsCase):
         for host in self.lab:
             self.assertEqual(list(host.path("/tmp").glob(f"dtrain-{UID}.*")), [])
 
+    def test_another_user_who_has_taken_the_name_of_the_spare_folder_has_nothing_removed_and_is_no_head(self):
+        host = self.lab[0]
+        taken = host.path(f"/var/tmp/dtrain-{UID}")
+        taken.mkdir()  # root's
+        (taken / "agents").symlink_to(host.user_home)
+        thesis = host.path("~/thesis")
+        thesis.mkdir()
+        (thesis / "text").write_text("years")
+        for path in (thesis / "text", thesis):
+            os.chown(path, UID, UID)
+            os.utime(path, (time.time() - 7200,) * 2)
+        self.up()
+        self.assertTrue((thesis / "text").exists())
+        head = next(host.path("~/.dtrain").glob("*/head"))
+        feigned = taken / head.parent.name / "head"
+        (feigned / "ca").mkdir(parents=True)
+        for name in ("head.json", "ca/cert.pem"):
+            (feigned / name).write_bytes((head / name).read_bytes())
+            (feigned / name).chmod(0o644)
+        self.ok("down", "-y")
+        self.assertTrue((thesis / "text").exists())
+        self.assertIn("cluster lab is not up", self.refused("submit", self.yaml, "--", "/bin/true", code=4))
+        self.assertFalse((self.root() / "cluster.json").exists(), "another user's head was taken for the cluster's")
+
     def test_secrets_are_in_no_argument_log_or_state(self):
         secret = "s3cret-" + os.urandom(8).hex()
         self.up()

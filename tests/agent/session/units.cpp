@@ -1,17 +1,22 @@
 #include <doctest/doctest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <set>
 
 #include "agent/session/host.hpp"
+#include "agent/session/place.hpp"
 #include "agent/session/setup.hpp"
 #include "agent/session/shell.hpp"
 #include "launcher/core/error.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/variable_is.hpp"
 
 using namespace dtrain;
 using namespace dtrain::session;
 using dtrain::testing::TemporaryFolder;
+using dtrain::testing::VariableIs;
 
 namespace {
 
@@ -58,6 +63,42 @@ TEST_CASE("bases: absolute or below the home") {
     CAPTURE(wrong);
     CHECK_THROWS_AS(expand_base(wrong, "/home/ada"), Error);
   }
+}
+
+TEST_CASE("bases: the spare one only while it is this user's, and no link") {
+  const TemporaryFolder folder;
+  const fs::path spare = folder / "spare";
+  const VariableIs named("DTRAIN_SPARE_ROOT", spare.string());
+  const std::set<fs::path> without{"/scratch/ada", "/home/ada/.dtrain"};
+  std::set<fs::path> with = without;
+  with.insert(spare);
+  wire::HostFacts host;
+  host.base = spare.string();
+  host.home = "/home/ada";
+  const wire::OpenNode node{ClusterId("lab-abcdef"), NodeId("node-0"), "", false, false, {}};
+  CHECK(known_bases("/scratch/ada", "/home/ada") == with);  // not there yet
+  CHECK(place_of(node, host, "/agent").base == spare);
+  make_folders(spare);
+  CHECK(known_bases("/scratch/ada", "/home/ada") == with);
+  CHECK(place_of(node, host, "/agent").base == spare);
+  SUBCASE("a link") {
+    fs::rename(spare, folder / "elsewhere");
+    fs::create_directory_symlink(folder / "elsewhere", spare);
+  }
+  SUBCASE("a link that leads nowhere") {
+    fs::remove(spare);
+    fs::create_symlink(folder / "nowhere", spare);
+  }
+  SUBCASE("another user's") {
+    if (::geteuid() != 0) {
+      MESSAGE("skipped: a folder of another user needs root");
+      return;
+    }
+    REQUIRE(::chown(spare.c_str(), 12345, 12345) == 0);
+  }
+  CHECK(known_bases("/scratch/ada", "/home/ada") == without);
+  CHECK(known_bases(spare, "/home/ada") == std::set<fs::path>{"/home/ada/.dtrain"});
+  CHECK_THROWS_AS(place_of(node, host, "/agent"), Error);
 }
 
 TEST_CASE("what belongs to a login alone, or is to end with another cluster, does not go on") {

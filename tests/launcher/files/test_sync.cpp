@@ -517,6 +517,35 @@ TEST_CASE("errors of either side reach both") {
     write_file(world.home() / "x", "a file");
     CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("is not a folder"), Error);
   }
+  SUBCASE("a target below a link that leads nowhere") {
+    fs::create_symlink(world.home() / "purged", world.home() / "x");
+    SUBCASE("the link itself") {}
+    SUBCASE("below it") {
+      world.mount.target = "~/x/y";
+    }
+    SUBCASE("one file") {
+      world.mount.source = world.source() / "f";
+      world.mount.target = "~/x/f";
+    }
+    CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("x is a link that leads nowhere"), Error);
+    CHECK_FALSE(fs::exists(world.home() / "purged"));
+  }
+  SUBCASE("names that no message holds") {
+    const std::string bytes = "caf\xe9";
+    SUBCASE("of one file") {
+      world.write(bytes, "1");
+      world.mount.source = world.source() / bytes;
+      SUBCASE("into a folder") {
+        world.mount.target = "~/";
+      }
+      SUBCASE("under another name") {}
+    }
+    SUBCASE("of a target") {
+      world.mount.target = "~/" + bytes;
+    }
+    CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("caf\\xe9 is not UTF-8"), Error);
+    CHECK(fs::is_empty(world.home()));
+  }
   SUBCASE("another user's home") {
     world.mount.target = "~root/x";
     CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("another user's home"), Error);
@@ -529,6 +558,22 @@ TEST_CASE("errors of either side reach both") {
     CHECK(world.sync().mounts[0].files == 2);
   }
   CHECK(left_overs(world.home()).empty());
+}
+
+TEST_CASE("a request names only what a message holds") {
+  const UniqueFd null = open_file("/dev/null", O_RDWR);
+  FramedStream stream(null.get(), null.get());
+  SyncMount mount;
+  mount.source = "data";
+  CHECK_NOTHROW(request_send(stream, {mount}, false));
+  SUBCASE("a source") {
+    mount.source = "caf\xe9.csv";
+  }
+  SUBCASE("a pattern") {
+    mount.exclude = {"caf\xe9.csv"};
+  }
+  CHECK_THROWS_WITH_AS(request_send(stream, {mount}, false), doctest::Contains("is not UTF-8"),
+                       Error);
 }
 
 TEST_CASE("random trees, again and again") {

@@ -162,6 +162,43 @@ TEST_CASE("a look between a crash and its repeat loses nothing") {
   CHECK(left_overs(world.home()).empty());
 }
 
+TEST_CASE("removal after a crash at any step: all of ours goes, and nobody's file") {
+  for (const bool first : {true, false}) {
+    CAPTURE(first);
+    bool killed = true;
+    int kill_at = 0;
+    for (; killed; ++kill_at) {
+      CAPTURE(kill_at);
+      SyncWorld world;
+      first_state(world);
+      if (!first) {
+        world.sync();
+        second_state(world);
+      }
+      killed = sync_and_kill(world, kill_at);
+      world.write_there("theirs", "theirs");
+      CHECK(remove_synced(world.state()).empty());
+      CHECK(world.read_there("theirs") == "theirs");
+      fs::remove(world.target() / "theirs");
+      CHECK(fs::is_empty(world.target()));
+      CHECK(fs::is_empty(world.state()));
+      fs::permissions(world.source() / "shut", fs::perms(0755));
+    }
+    CHECK(kill_at > 10);
+  }
+}
+
+TEST_CASE("removal after a crash leaves what was to be replaced and is somebody's") {
+  SyncWorld world;
+  world.write("a", "ours");
+  world.write_there("a", "theirs");
+  world.mount.overwrite = true;
+  REQUIRE(sync_and_kill(world, 1));  // the journal is written, nothing renamed
+  CHECK(remove_synced(world.state()) == std::vector<fs::path>{fs::canonical(world.target()) / "a"});
+  CHECK(world.read_there("a") == "theirs");
+  CHECK(left_overs(world.home()).empty());
+}
+
 TEST_CASE("the machine goes down: what did not reach its disk comes again") {
   SyncWorld world;
   world.write("whole", "content");
@@ -238,6 +275,111 @@ TEST_CASE("another file system below the target") {
   CHECK(world.sync().mounts[0].nothing_done());
   CHECK(left_overs(world.home()).empty());
   ::umount2((world.target() / "mnt").c_str(), MNT_DETACH);
+}
+
+namespace {
+
+// A folder in which nothing can be made or removed, while this lives: by its mode, or for root by a
+// mount.
+class Shut {
+ public:
+  explicit Shut(fs::path folder) : folder_(std::move(folder)) {
+    if (::geteuid() != 0) {
+      done_ = ::chmod(folder_.c_str(), 0555) == 0;
+    } else if (::mount(folder_.c_str(), folder_.c_str(), nullptr, MS_BIND, nullptr) == 0) {
+      mounted_ = true;
+      done_ =
+          ::mount("none", folder_.c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr) == 0;
+    }
+    if (!done_) MESSAGE("skipped: a folder that is read-only for root needs mount(2)");
+  }
+  ~Shut() {
+    if (mounted_) {
+      ::umount2(folder_.c_str(), MNT_DETACH);
+    } else {
+      ::chmod(folder_.c_str(), 0755);
+    }
+  }
+  Shut(const Shut&) = delete;
+  Shut& operator=(const Shut&) = delete;
+  explicit operator bool() const { return done_; }
+
+ private:
+  fs::path folder_;
+  bool mounted_ = false;
+  bool done_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a step that cannot be done is told, and stands before no other sync") {
+  SyncWorld world;
+  world.write("b", "1");
+  world.sync();
+  fs::create_directory(world.target() / "out");  // somebody's
+  world.write("b", "22");
+  world.write("out/x", "1");
+  world.write("out/y", "1");
+  {
+    const Shut shut(world.target() / "out");
+    if (!shut) return;
+    SUBCASE("the sync itself") {
+      for (int i = 0; i < 2; ++i) {
+        CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("out/x"), Error);
+        CHECK(world.read_there("b") == "22");  // all else is done
+        CHECK(left_overs(world.home()).empty());
+        CHECK(left_overs(world.state()).empty());
+      }
+    }
+    SUBCASE("a repeat of one that was cut") {
+      REQUIRE(sync_and_kill(world, 1));
+    }
+    world.mount.exclude = {"out"};
+    CHECK(world.sync().complete());
+    CHECK(world.read_there("b") == "22");
+    CHECK(left_overs(world.home()).empty());
+    CHECK(left_overs(world.state()).empty());
+  }
+  world.mount.exclude.clear();
+  CHECK(world.sync().complete());
+  CHECK(picture(world.source()) == picture(world.target()));
+}
+
+TEST_CASE("a step that cannot be done in one target keeps no other from its end") {
+  SyncWorld world;
+  fs::create_directories(world.home() / "a/out");
+  world.write("a/out/x", "1");
+  world.write("b/f", "1");
+  SyncMount a = world.mount;
+  a.source = world.source() / "a";
+  a.target = "~/a";
+  SyncMount b = world.mount;
+  b.source = world.source() / "b";
+  b.target = "~/b";
+  const Shut shut(world.home() / "a/out");
+  if (!shut) return;
+  CHECK_THROWS_WITH_AS(world.sync({a, b}), doctest::Contains("out/x"), Error);
+  CHECK(slurp(world.home() / "b/f") == "1");
+  CHECK(left_overs(world.home()).empty());
+  CHECK(left_overs(world.state()).empty());
+}
+
+TEST_CASE("what could not be replaced or removed is still ours") {
+  SyncWorld world;
+  for (const char* name : {"d/gone", "d/stays", "d/changes"}) world.write(name, "1");
+  world.sync();
+  fs::remove(world.source() / "d/gone");
+  world.write("d/changes", "22");
+  {
+    const Shut shut(world.target() / "d");
+    if (!shut) return;
+    CHECK_THROWS_WITH_AS(world.sync(), doctest::Contains("1 more could not be done"), Error);
+    CHECK(left_overs(world.state()).empty());
+  }
+  const SyncOutcome outcome = world.sync();
+  CHECK(outcome.complete());
+  CHECK(outcome.mounts[0].removed == 1);
+  CHECK(picture(world.source()) == picture(world.target()));
 }
 
 TEST_CASE("a folder that becomes a link meanwhile leads nowhere") {
@@ -503,6 +645,9 @@ TEST_CASE("a sender that goes away in the middle leaves nothing behind") {
   CHECK(said != "nothing wrong");
   CHECK_FALSE(fs::exists(world.home() / "x"));
   CHECK(left_overs(world.home()).empty());
+  for (const fs::directory_entry& file : fs::directory_iterator(world.state())) {
+    CHECK(file.path().extension() != ".record");
+  }
 }
 
 TEST_CASE("a receiver at home decides where things go") {

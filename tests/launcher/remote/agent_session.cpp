@@ -265,6 +265,39 @@ TEST_CASE("session: a cluster is found by its name, by who knows nothing else") 
   CHECK(other.find_clusters({"other", ""}).clusters.empty());
 }
 
+TEST_CASE("session: a head that is another user's, or that a link leads to, is none") {
+  const Home home;
+  AgentSession session = home.open_node(true);
+  session.init_head({"lab", "ssh", 2, 0});
+  const auto found = [&] { return session.find_clusters({"lab", "~/shared"}).clusters.size(); };
+  CHECK(found() == 1);
+  const fs::path shared = home.path() / "shared";
+  make_folders(shared);
+  fs::rename(home.path() / ".dtrain/lab-abcdef", shared / "lab-abcdef");
+  CHECK(found() == 1);
+  SUBCASE("a link to the cluster's folder") {
+    fs::rename(shared / "lab-abcdef", home.path() / "there");
+    fs::create_directory_symlink(home.path() / "there", shared / "lab-abcdef");
+  }
+  SUBCASE("a link to the head's") {
+    fs::rename(shared / "lab-abcdef/head", home.path() / "there");
+    fs::create_directory_symlink(home.path() / "there", shared / "lab-abcdef/head");
+  }
+  SUBCASE("another user's") {
+    if (::geteuid() != 0) {
+      MESSAGE("skipped: a folder of another user needs root");
+      return;
+    }
+    const char* whose = "lab-abcdef";
+    SUBCASE("the cluster's folder") {}
+    SUBCASE("the head's folder") {
+      whose = "lab-abcdef/head";
+    }
+    REQUIRE(::chown((shared / whose).c_str(), 12345, 12345) == 0);
+  }
+  CHECK(found() == 0);
+}
+
 TEST_CASE("setup: commands run in order with their environment, and only once") {
   const Home home;
   AgentSession session = home.open_node();
@@ -612,6 +645,56 @@ TEST_CASE("agents: binaries that nobody needs any more are removed, an hour afte
   CHECK(fs::exists(young));
   CHECK(fs::exists(home.agent_file()));
   CHECK(session.stop_agents({true, 10000}).left.empty());
+}
+
+TEST_CASE("agents: what another user's links lead to is none, nor what lies in provider.root") {
+  const Home home;
+  const fs::path mine = home.path() / "agents/thesis";
+  make_folders(mine);
+  write_file_atomic(mine / "text", "years");
+  fs::last_write_time(mine, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  const fs::path spare = home.path() / "spare";
+  wire::OpenNode open = Home::node(true);
+  fs::path root = home.root();
+  SUBCASE("the spare folder is a link") {
+    fs::create_directory_symlink(home.path(), spare);
+  }
+  SUBCASE("what is in it is a link") {
+    make_folders(spare);
+    fs::create_directory_symlink(home.path() / "agents", spare / "agents");
+  }
+  SUBCASE("it is another's") {
+    if (::geteuid() != 0) {
+      MESSAGE("skipped: a folder of another user needs root");
+      return;
+    }
+    make_folders(spare);
+    fs::rename(home.path() / "agents", spare / "agents");
+    REQUIRE(::chown(spare.c_str(), 12345, 12345) == 0);
+  }
+  SUBCASE("the clusters' folder has one of that name") {
+    open.base = "~";
+    root = home.path() / "lab-abcdef/node-0";
+  }
+  const fs::path text = fs::exists(mine) ? mine / "text" : spare / "agents/thesis/text";
+  AgentSession session = home.open();
+  const wire::NodeFound found = session.open_node(open);
+  CHECK(found.root == root.string());
+  session.init_head({"lab", "ssh", 1, 0});
+  wire::ConfigureNode parts;
+  parts.certificates = session.sign(NodeId("node-0"), found.request);
+  parts.node_config =
+      nlohmann::json{{"cluster", "lab-abcdef"},
+                     {"node", "node-0"},
+                     {"address", "127.0.0.1"},
+                     {"head", {{"file", (root.parent_path() / "head/head.json").string()}}}}
+          .dump();
+  session.configure(parts);
+  CHECK(session.start_agents({true, false}).warning.empty());
+  CHECK(fs::exists(text));
+  CHECK(session.stop_agents({true, 10000}).left.empty());
+  CHECK(session.remove_files({true, false}).left.empty());
+  CHECK(fs::exists(text));
 }
 
 TEST_CASE("remove: files are kept without their keys") {

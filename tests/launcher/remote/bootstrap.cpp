@@ -372,4 +372,8 @@ TEST_CASE("bootstrap: a home that cannot hold it, or may not run it") {
     CHECK(session.hello().host.base == spare.string());
   }
   CHECK_FALSE(AgentSession::open(here, Home::binary()).sent_binary());
+  // What a link leads to may be another program when it is started.
+  fs::rename(spare, folder / "elsewhere");
+  fs::create_directory_symlink(folder / "elsewhere", spare);
+  CHECK_THROWS_AS(AgentSession::open(here, Home::binary()), Error);
 }
