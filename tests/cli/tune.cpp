@@ -312,6 +312,13 @@ TEST_CASE("the command that trains a trial again") {
   CHECK(!holds(again, " -- "));
   CHECK(train_again(search, trial_row(2, "complete"), "/w").unsaid ==
         std::vector<std::string>{"restart"});
+
+  // A line for the shell of one word would be taken for a file's name.
+  JobSpec word = template_of({"./train"});
+  word.shell = true;
+  CHECK(words(search_of({}, word)) ==
+        "dtrain tune --param 'kind=a,\"b\"' --param lr=0.1 --param model.layers=2 --metric acc "
+        "--mode max --name train -- /bin/sh -c ./train");
 }
 
 TEST_CASE("what the flags of a job make is what they are made from") {
