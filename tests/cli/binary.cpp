@@ -550,6 +550,36 @@ TEST_CASE("exec: stdin goes there, output comes back, the largest exit code wins
   CHECK(opening["shell"] == true);
 }
 
+TEST_CASE("a word in square brackets stays as it was typed") {
+  House house;
+  json opening;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    if (has(connection.target(), "/v1/exec")) {
+      opening = json::parse(connection.read().value_or("{}"));
+      connection.text(R"({"type":"exit","node":"node-0","exit_code":0})");
+      connection.text(R"({"type":"end"})");
+    } else {
+      connection.text(end_frame("succeeded", 0));
+    }
+    connection.close();
+  });
+  for (const char* typed : {"[ a, b ]", "[ -f /data/x ]", "[[ -f x ]"}) {
+    CAPTURE(typed);
+    CHECK(house.run({"exec", typed}).exit.code == 0);
+    CHECK(opening["command"] == json::array({typed}));
+    CHECK(opening["shell"] == true);
+    CHECK(house.run({"submit", typed}).exit.code == 0);
+    CHECK(house.submitted["spec"]["command"] == json::array({typed}));
+    CHECK(house.submitted["spec"]["shell"] == true);
+  }
+  CHECK(house.run({"exec", "--workdir", "[d]", "echo", "[a,b]"}).exit.code == 0);
+  CHECK(opening["command"] == json({"echo", "[a,b]"}));
+  CHECK(opening["workdir"] == "[d]");
+  const Captured refused = house.run({"pull", "a", "[b]"});
+  CHECK(refused.exit.code == 2);
+  CHECK(has(refused.err, "too many arguments: [b]\n"));
+}
+
 TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF-8 as base64") {
   House house;
   house.serve(
