@@ -580,6 +580,36 @@ TEST_CASE("a word in square brackets stays as it was typed") {
   CHECK(has(refused.err, "too many arguments: [b]\n"));
 }
 
+TEST_CASE(
+    "exec --stop: who leaves before the command's end, or loses the head, takes nothing down") {
+  House house;
+  std::promise<void> running;
+  std::atomic<bool> breaks{false};
+  house.serve([](const FakeHead::Request&) -> FakeHead::Response { return {}; },
+              [&](FakeHead::Connection& connection) {
+                connection.read();
+                if (breaks) return;  // a broken connection
+                running.set_value();
+                while (connection.read()) {
+                }
+              });
+  const std::string said_so = "cluster c is not given back: dtrain down -c c\n";
+  SpawnOptions options = house.options({"exec", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  REQUIRE(running.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGTERM);
+  CHECK(wait(pid).code == 128 + SIGTERM);
+  CHECK(has(read_file(house.work / "err"), said_so));
+
+  breaks = true;
+  const Captured cut = house.run({"exec", "--stop", "--", "./train"});
+  CHECK(cut.exit.code == 255);
+  CHECK(has(cut.err, said_so));
+  CHECK(has(cut.err, "the head went away before the command ended"));
+}
+
 TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF-8 as base64") {
   House house;
   house.serve(
