@@ -12,6 +12,7 @@
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
 #include "cli/pull_mark.hpp"
+#include "cli/pulled_logs.hpp"
 #include "cli/screen.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
@@ -91,6 +92,7 @@ class Puller {
   Puller(Context& context, std::string job, fs::path folder)
       : job_(std::move(job)),
         folder_(std::move(folder)),
+        logs_(folder_, job_),
         screen_(context.terminal, !context.globals.quiet && !context.globals.json),
         downloads_(context.client().socket(), context.cluster()) {}
 
@@ -112,13 +114,16 @@ class Puller {
   void end_first();
   void fetch(Incoming& file);
   void done(const Incoming& file, Pulled how);
+  void name_all();
   void show(const std::string& path);
 
   std::string job_;
   fs::path folder_;
+  PulledLogs logs_;
   Screen screen_;
   wire::Downloads downloads_;
   Arrivals arrivals_;
+  std::set<std::string> named_;  // paths without a sum that have arrived
   std::deque<Incoming> coming_;  // those that want bytes are asked for, in this order
   std::set<std::string> again_;  // paths that are asked for a second time
   nlohmann::json listed_ = nlohmann::json::array();
@@ -156,8 +161,8 @@ void Puller::ask(const Incoming& file) {
 }
 
 void Puller::begin(const RemoteFile& file) {
-  Incoming incoming(file, safe_below(folder_, file.path));
-  if (incoming.already_here()) {
+  Incoming incoming(file, safe_below(folder_, file.path), job_);
+  if ((file.sha256 || logs_.has(file.path)) && incoming.already_here()) {
     ++kept_;
     done_ += file.size;
     done(incoming, Pulled::already_here);
@@ -211,6 +216,7 @@ void Puller::end_first() {
       return;
     }
     arrivals_.add(file);
+    if (!file.file().sha256) named_.insert(file.file().path);
     done(file, file.how());
   } catch (Error& error) {
     error.while_doing("pulling " + file.file().path);
@@ -219,8 +225,19 @@ void Puller::end_first() {
   }
 }
 
+// Files of this job are noted only once they are here.
+void Puller::name_all() {
+  arrivals_.name_all();
+  logs_.add(named_);
+}
+
 void Puller::pull(const std::vector<RemoteFile>& files) {
-  for (const RemoteFile& file : files) total_ += file.size;
+  bool without_sum = false;
+  for (const RemoteFile& file : files) {
+    total_ += file.size;
+    without_sum = without_sum || !file.sha256;
+  }
+  if (without_sum) logs_.begin();
   try {
     for (std::size_t next = 0; next < files.size() || !coming_.empty();) {
       while (next < files.size() && coming_.size() < kAhead) begin(files[next++]);
@@ -228,12 +245,12 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
     }
   } catch (const Error&) {
     try {
-      arrivals_.name_all();   // what came is kept
+      name_all();             // what came is kept
     } catch (const Error&) {  // the first error is the one to tell
     }
     throw;
   }
-  arrivals_.name_all();
+  name_all();
   screen_.live({});
   screen_.flush();
 }

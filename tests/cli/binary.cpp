@@ -492,6 +492,31 @@ TEST_CASE("pull: interrupted downloads go on, and a path that leaves the folder 
   CHECK(!fs::exists(house.work / "escaped"));
 }
 
+TEST_CASE("pull: a folder's logs of another job are not taken for this one's") {
+  House house;
+  std::vector<std::string> asked;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs") {
+      return {200,
+              json{{"jobs", {summary("a-aaaaaa", "succeeded"), summary("b-bbbbbb", "succeeded")}}}
+                  .dump()};
+    }
+    if (request.target.ends_with("/files")) {
+      const json row = {{"path", "logs/0.out"}, {"size", 4}, {"sha256", nullptr}};
+      return {200, json{{"files", json::array({row})}}.dump()};
+    }
+    asked.push_back(request.target + request.range);
+    return {200, has(request.target, "a-aaaaaa") ? "aaaa" : "bbbb"};
+  });
+  const fs::path log = house.work / "got/logs/0.out";
+  for (const std::string job : {"a-aaaaaa", "b-bbbbbb", "b-bbbbbb"}) {
+    CHECK(house.run({"pull", job, "-o", "got"}).exit.code == 0);
+    CHECK(read_file(log) == std::string(4, job.front()));
+  }
+  CHECK(asked == std::vector<std::string>{"/v1/jobs/a-aaaaaa/files/logs/0.out",
+                                          "/v1/jobs/b-bbbbbb/files/logs/0.out"});
+}
+
 TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
   House house;
   json jobs = {summary("a-aaaaaa", "running"), summary("b-bbbbbb", "running")};

@@ -46,6 +46,14 @@ class JobCluster(ClusterCase):
         # The cluster that was current stays so: none.
         self.assertEqual(self.run_dtrain("status").returncode, 4)
 
+    def test_the_results_of_the_next_job_come_to_the_same_folder(self):
+        # Its logs have the same names and sizes, and the cluster that has them goes.
+        for said in ("first\n", "other\n"):
+            done = self.submitted("-o", "results", "--", "/bin/echo", said.strip())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual((self.folder / "results/logs/attempt-1/0.out").read_text(), said)
+            self.assert_gone()
+
     def test_the_jobs_code_and_what_json_says(self):
         done = self.submitted("--json", "-o", "there", "--", "/bin/sh", "-c", "exit 7")
         self.assertEqual(done.returncode, 1, done.stderr)
