@@ -89,12 +89,13 @@ std::vector<std::string> troubles(const nlohmann::json& answer, const PullFlags&
 // Brings files here over one connection, in their order.
 class Puller {
  public:
-  Puller(Context& context, std::string job, fs::path folder)
-      : job_(std::move(job)),
+  Puller(Context& context, std::string job, fs::path folder, std::stop_token stop)
+      : stop_(std::move(stop)),
+        job_(std::move(job)),
         folder_(std::move(folder)),
         logs_(folder_, job_),
         screen_(context.terminal, !context.globals.quiet && !context.globals.json),
-        downloads_(context.client().socket(), context.cluster()) {}
+        downloads_(context.client(stop_).socket(), context.cluster()) {}
 
   void pull(const std::vector<RemoteFile>& files);
 
@@ -109,6 +110,7 @@ class Puller {
   }
 
  private:
+  void check_wanted() const;
   void begin(const RemoteFile& file);
   void ask(const Incoming& file);
   void end_first();
@@ -117,6 +119,7 @@ class Puller {
   void name_all();
   void show(const std::string& path);
 
+  std::stop_token stop_;
   std::string job_;
   fs::path folder_;
   PulledLogs logs_;
@@ -160,7 +163,12 @@ void Puller::ask(const Incoming& file) {
                  file.offset());
 }
 
+void Puller::check_wanted() const {
+  if (stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+}
+
 void Puller::begin(const RemoteFile& file) {
+  check_wanted();
   Incoming incoming(file, safe_below(folder_, file.path), job_);
   if ((file.sha256 || logs_.has(file.path)) && incoming.already_here()) {
     ++kept_;
@@ -177,6 +185,7 @@ void Puller::fetch(Incoming& file) {
     try {
       downloads_.take(
           [&](std::string_view bytes) {
+            check_wanted();
             file.take(bytes);
             moved_ += bytes.size();
             done_ += bytes.size();
@@ -186,6 +195,7 @@ void Puller::fetch(Incoming& file) {
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
+      check_wanted();
       if (error.code() != ErrorCode::unreachable || attempt == kDownloadTries) throw;
       ::usleep(200000U * static_cast<unsigned>(attempt));
     }
@@ -255,15 +265,15 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
   screen_.flush();
 }
 
-PulledJob pull(Context& context, const PullFlags& options) {
-  const wire::ApiClient client = context.client();
+PulledJob pull(Context& context, const PullFlags& options, const std::stop_token& stop = {}) {
+  const wire::ApiClient client = context.client(stop);
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
   const std::string best = options.best ? best_folder(client.get(job_target(id))) : "";
   const nlohmann::json answer = client.get(job_target(id, "/files"));
   const std::vector<RemoteFile> files = wanted_files(wire::member(answer, "files"), options, best);
   const fs::path folder = options.output.empty() ? fs::path(id) : fs::path(options.output);
 
-  Puller puller(context, id, folder);
+  Puller puller(context, id, folder, stop);
   puller.pull(files);
   const std::vector<std::string> missing = troubles(answer, options, best);
   // With troubles some checkpoint is not whole here.
@@ -294,11 +304,12 @@ int run_pull(Context& context, const PullFlags& options) {
 
 }  // namespace
 
-PulledJob pull_job(Context& context, const std::string& job, const std::string& folder) {
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder,
+                   const std::stop_token& stop) {
   PullFlags options;
   options.job = job;
   options.output = folder;
-  return pull(context, options);
+  return pull(context, options, stop);
 }
 
 Verb add_pull(CLI::App& root) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,7 +95,9 @@ struct PulledJob {
   nlohmann::json json;
   std::string line;  // "3 files of mnist-abcdef in mnist-abcdef (1.2 MiB moved)"
 };
-// All of a job, into `folder`; empty: one named by its id. Throws Error.
-PulledJob pull_job(Context& context, const std::string& job, const std::string& folder);
+// All of a job, into `folder`; empty: one named by its id. Throws Error, also for `stop`; what came
+// until then is kept.
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder,
+                   const std::stop_token& stop = {});
 
 }  // namespace dtrain::cli

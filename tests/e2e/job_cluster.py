@@ -138,6 +138,31 @@ class JobCluster(ClusterCase):
         self.ok("down", "-y", "-c", "e2e")
         self.assert_gone()
 
+    def test_who_leaves_before_the_head_has_the_job_is_told(self):
+        first = self.held("first")
+        env, asked = self.silent_head("POST /v1/jobs ")
+        second = self.start("submit", "--on", "cluster.yaml", "--", "/bin/true", env=env, stderr=subprocess.PIPE)
+        self.assertTrue(asked.wait(DEADLINE))
+        said = self.leaves_at_once(second)
+        self.assertIn("stopped before the head said that it has the job", said)
+        # It would have been given back, but for the other one.
+        self.assertRegex(said, "1 job runs on e2e: sh-")
+        self.assertIn("cluster e2e stays up", said)
+        self.release("first")
+        first.communicate(timeout=DEADLINE)
+        self.assert_gone()
+
+    def test_who_leaves_while_the_results_come_is_told(self):
+        self.ok("up", self.yaml)
+        env, asked = self.silent_head("/files ")
+        process = self.start("submit", "--stop", "--", "/bin/true", env=env, stderr=subprocess.PIPE)
+        self.assertTrue(asked.wait(DEADLINE))
+        said = self.leaves_at_once(process)
+        self.assertIn("cluster e2e stays up until dtrain down -c e2e", said)
+        self.assertNotEqual(self.pids(), [])
+        self.ok("down", "-y")
+        self.assert_gone()
+
 
 if __name__ == "__main__":
     main()
