@@ -31,7 +31,7 @@ int run_attach(Context& context, const AttachFlags& options) {
   if (options.multiplexer.wanted()) command.command = options.multiplexer.attach();
   if (!options.node.empty()) command.nodes.push_back(options.node);
   const auto forwarding = forward_ports(context, options.ports);
-  return run_remote(context, command);
+  return run_remote(context, command).code;
 }
 
 }  // namespace

@@ -93,6 +93,34 @@ void check_no_tail(const CLI::App& root, const std::optional<std::vector<std::st
       .with_hint("dtrain " + verb + " " + shell_join(*tail));
 }
 
+// CLI11 takes "[a, b]" apart at its commas. A word that looks so travels through it with a NUL
+// behind, which no argument has.
+bool looks_like_list(const std::string& word) {
+  return word.size() > 1 && word.front() == '[' && word.back() == ']';
+}
+
+void take_mark_off(std::string& word) {
+  if (word.ends_with('\0')) word.pop_back();
+}
+
+void mark_lists(std::vector<std::string>& words) {
+  for (std::string& word : words) {
+    if (looks_like_list(word)) word.push_back('\0');
+  }
+}
+
+// Each option's values lose the mark before anything else looks at them.
+void take_marks_off(CLI::App& app) {
+  CLI::Validator plain(
+      [](std::string& word) {
+        take_mark_off(word);
+        return std::string();
+      },
+      "");
+  for (CLI::Option* option : app.get_options({})) option->transform(plain);
+  for (CLI::App* sub : app.get_subcommands({})) take_marks_off(*sub);
+}
+
 // CLI11's complaint as ours: what is wrong, the nearest known word, where the help is.
 Error usage_error(const CLI::App& root, const CLI::ParseError& error,
                   const std::vector<std::string>& words) {
@@ -105,7 +133,8 @@ Error usage_error(const CLI::App& root, const CLI::ParseError& error,
     std::vector<std::string> extras = app.remaining(true);
     if (extras.empty()) extras = root.remaining(true);
     if (!extras.empty()) {
-      const std::string& first = extras.front();
+      std::string first = extras.front();
+      take_mark_off(first);
       const bool option = first.starts_with("-");
       std::vector<std::string> known;
       if (option) {
@@ -234,7 +263,9 @@ int run(int argc, char** argv) {
     CommandLine line;
     put_dashes(words, line.verbs);
     try {
+      take_marks_off(*line.app);
       std::vector<std::string> reversed(words.rbegin(), words.rend());
+      mark_lists(reversed);
       line.app->parse(reversed);
     } catch (const CLI::Success& success) {  // --help, --version
       return line.app->exit(success);

@@ -58,19 +58,30 @@ int run_exec(Context& context, ExecFlags options) {
     const std::string session = "dtrain-" + random_hex(2);
     command.command = options.multiplexer.run(session, command.command, command.shell);
     command.shell = false;
-    const int code = run_remote(context, command);
+    const int code = run_remote(context, command).code;
     if (code == 0) {
       context.note("it runs in session " + session + "; dtrain attach " +
                    (options.multiplexer.tmux ? "--tmux" : "--screen"));
     }
     return code;
   }
-  auto forwarding = forward_ports(context, options.ports);
-  const int code = run_remote(context, command);
-  forwarding.reset();
-  if (!options.stop) return code;
+  const std::string name = context.cluster();
+  const std::string stays = "cluster " + name + " is not given back: dtrain down -c " + name;
+  RemoteEnd end;
+  try {
+    const auto forwarding = forward_ports(context, options.ports);
+    end = run_remote(context, command);
+  } catch (const Error&) {
+    if (options.stop) context.warn(stays);
+    throw;
+  }
+  if (!options.stop) return end.code;
+  if (!end.ended) {
+    context.warn(stays);
+    return end.code;
+  }
   const int down = take_down(context, true);
-  return code != 0 ? code : down;
+  return end.code != 0 ? end.code : down;
 }
 
 }  // namespace

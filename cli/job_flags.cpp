@@ -195,8 +195,14 @@ void apply_job_flags(JobSpec& spec, const JobFlags& flags,
 
 JobWords words_of_job(const JobSpec& spec, const std::string& here) {
   JobWords words;
+  // One word without blanks is taken for a file's name where it does not stand after `--`.
+  JobSpec typed = spec;
+  if (spec.shell && !spec.command.empty() && !is_shell_line(spec.command.front())) {
+    typed.command = {"/bin/sh", "-c", spec.command.front()};
+    typed.shell = false;
+  }
   JobSpec plain;
-  plain.name = default_job_name(spec);
+  plain.name = default_job_name(typed);
   plain.workdir = here;
   nlohmann::json job = to_json(spec);
   const nlohmann::json usual = to_json(plain);
@@ -247,8 +253,8 @@ JobWords words_of_job(const JobSpec& spec, const std::string& here) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     put(flag, text(value));
   }
-  if (!spec.shell) words.command.emplace_back("--");
-  words.command.insert(words.command.end(), spec.command.begin(), spec.command.end());
+  if (!typed.shell) words.command.emplace_back("--");
+  words.command.insert(words.command.end(), typed.command.begin(), typed.command.end());
   return words;
 }
 

@@ -12,6 +12,7 @@
 #include "cli/context.hpp"
 #include "cli/jobs.hpp"
 #include "cli/pull_mark.hpp"
+#include "cli/pulled_logs.hpp"
 #include "cli/screen.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
@@ -88,11 +89,13 @@ std::vector<std::string> troubles(const nlohmann::json& answer, const PullFlags&
 // Brings files here over one connection, in their order.
 class Puller {
  public:
-  Puller(Context& context, std::string job, fs::path folder)
-      : job_(std::move(job)),
+  Puller(Context& context, std::string job, fs::path folder, std::stop_token stop)
+      : stop_(std::move(stop)),
+        job_(std::move(job)),
         folder_(std::move(folder)),
+        logs_(folder_, job_),
         screen_(context.terminal, !context.globals.quiet && !context.globals.json),
-        downloads_(context.client().socket(), context.cluster()) {}
+        downloads_(context.client(stop_).socket(), context.cluster()) {}
 
   void pull(const std::vector<RemoteFile>& files);
 
@@ -107,18 +110,23 @@ class Puller {
   }
 
  private:
+  void check_wanted() const;
   void begin(const RemoteFile& file);
   void ask(const Incoming& file);
   void end_first();
   void fetch(Incoming& file);
   void done(const Incoming& file, Pulled how);
+  void name_all();
   void show(const std::string& path);
 
+  std::stop_token stop_;
   std::string job_;
   fs::path folder_;
+  PulledLogs logs_;
   Screen screen_;
   wire::Downloads downloads_;
   Arrivals arrivals_;
+  std::set<std::string> named_;  // paths without a sum that have arrived
   std::deque<Incoming> coming_;  // those that want bytes are asked for, in this order
   std::set<std::string> again_;  // paths that are asked for a second time
   nlohmann::json listed_ = nlohmann::json::array();
@@ -155,9 +163,14 @@ void Puller::ask(const Incoming& file) {
                  file.offset());
 }
 
+void Puller::check_wanted() const {
+  if (stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+}
+
 void Puller::begin(const RemoteFile& file) {
-  Incoming incoming(file, safe_below(folder_, file.path));
-  if (incoming.already_here()) {
+  check_wanted();
+  Incoming incoming(file, safe_below(folder_, file.path), job_);
+  if ((file.sha256 || logs_.has(file.path)) && incoming.already_here()) {
     ++kept_;
     done_ += file.size;
     done(incoming, Pulled::already_here);
@@ -172,6 +185,7 @@ void Puller::fetch(Incoming& file) {
     try {
       downloads_.take(
           [&](std::string_view bytes) {
+            check_wanted();
             file.take(bytes);
             moved_ += bytes.size();
             done_ += bytes.size();
@@ -181,6 +195,7 @@ void Puller::fetch(Incoming& file) {
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
+      check_wanted();
       if (error.code() != ErrorCode::unreachable || attempt == kDownloadTries) throw;
       ::usleep(200000U * static_cast<unsigned>(attempt));
     }
@@ -211,6 +226,7 @@ void Puller::end_first() {
       return;
     }
     arrivals_.add(file);
+    if (!file.file().sha256) named_.insert(file.file().path);
     done(file, file.how());
   } catch (Error& error) {
     error.while_doing("pulling " + file.file().path);
@@ -219,8 +235,19 @@ void Puller::end_first() {
   }
 }
 
+// Files of this job are noted only once they are here.
+void Puller::name_all() {
+  arrivals_.name_all();
+  logs_.add(named_);
+}
+
 void Puller::pull(const std::vector<RemoteFile>& files) {
-  for (const RemoteFile& file : files) total_ += file.size;
+  bool without_sum = false;
+  for (const RemoteFile& file : files) {
+    total_ += file.size;
+    without_sum = without_sum || !file.sha256;
+  }
+  if (without_sum) logs_.begin();
   try {
     for (std::size_t next = 0; next < files.size() || !coming_.empty();) {
       while (next < files.size() && coming_.size() < kAhead) begin(files[next++]);
@@ -228,25 +255,25 @@ void Puller::pull(const std::vector<RemoteFile>& files) {
     }
   } catch (const Error&) {
     try {
-      arrivals_.name_all();   // what came is kept
+      name_all();             // what came is kept
     } catch (const Error&) {  // the first error is the one to tell
     }
     throw;
   }
-  arrivals_.name_all();
+  name_all();
   screen_.live({});
   screen_.flush();
 }
 
-PulledJob pull(Context& context, const PullFlags& options) {
-  const wire::ApiClient client = context.client();
+PulledJob pull(Context& context, const PullFlags& options, const std::stop_token& stop = {}) {
+  const wire::ApiClient client = context.client(stop);
   const std::string id = wire::get_string(find_job(client, options.job, DefaultJob::newest), "job");
   const std::string best = options.best ? best_folder(client.get(job_target(id))) : "";
   const nlohmann::json answer = client.get(job_target(id, "/files"));
   const std::vector<RemoteFile> files = wanted_files(wire::member(answer, "files"), options, best);
   const fs::path folder = options.output.empty() ? fs::path(id) : fs::path(options.output);
 
-  Puller puller(context, id, folder);
+  Puller puller(context, id, folder, stop);
   puller.pull(files);
   const std::vector<std::string> missing = troubles(answer, options, best);
   // With troubles some checkpoint is not whole here.
@@ -277,11 +304,12 @@ int run_pull(Context& context, const PullFlags& options) {
 
 }  // namespace
 
-PulledJob pull_job(Context& context, const std::string& job, const std::string& folder) {
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder,
+                   const std::stop_token& stop) {
   PullFlags options;
   options.job = job;
   options.output = folder;
-  return pull(context, options);
+  return pull(context, options, stop);
 }
 
 Verb add_pull(CLI::App& root) {

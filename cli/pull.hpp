@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,20 +29,21 @@ enum class Pulled : std::uint8_t { already_here, resumed, whole };
 // it.
 fs::path safe_below(const fs::path& folder, const std::string& relative);
 
-// A file on its way here, into `target`.part, where an interrupted pull goes on. Where bytes of a
-// log are not there any more a line says how many; such a one is brought anew each time. All throw
-// Error.
+// A file on its way here, into a part beside `target`, where an interrupted pull goes on: no sum
+// would tell another job's from this one's where there is none, so such a part is named by its job.
+// Where bytes of a log are not there any more a line says how many; such a one is brought anew each
+// time. All throw Error.
 class Incoming {
  public:
-  Incoming(RemoteFile file, fs::path target);
+  Incoming(RemoteFile file, fs::path target, std::string job = {});
   ~Incoming();
   Incoming(Incoming&&) noexcept;
   Incoming& operator=(Incoming&&) noexcept;
 
   const RemoteFile& file() const { return file_; }
   const fs::path& target() const { return target_; }
-  fs::path part() const { return target_.string() + ".part"; }
-  // What is there has the right size and sum.
+  fs::path part() const;
+  // What is there has the right size and sum; without a sum it can be another job's all the same.
   bool already_here() const;
   // Where in the head's file the bytes are to begin; its size when none are missing.
   std::uint64_t offset() const { return offset_; }
@@ -62,6 +64,7 @@ class Incoming {
 
   RemoteFile file_;
   fs::path target_;
+  std::string job_;
   std::uint64_t offset_ = 0;
   std::uint64_t position_ = 0;  // in the head's file
   std::uint64_t released_ = 0;
@@ -92,7 +95,9 @@ struct PulledJob {
   nlohmann::json json;
   std::string line;  // "3 files of mnist-abcdef in mnist-abcdef (1.2 MiB moved)"
 };
-// All of a job, into `folder`; empty: one named by its id. Throws Error.
-PulledJob pull_job(Context& context, const std::string& job, const std::string& folder);
+// All of a job, into `folder`; empty: one named by its id. Throws Error, also for `stop`; what came
+// until then is kept.
+PulledJob pull_job(Context& context, const std::string& job, const std::string& folder,
+                   const std::stop_token& stop = {});
 
 }  // namespace dtrain::cli

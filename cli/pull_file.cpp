@@ -69,8 +69,8 @@ struct Incoming::Writing {
   char last = '\n';  // byte that was written
 };
 
-Incoming::Incoming(RemoteFile file, fs::path target)
-    : file_(std::move(file)), target_(std::move(target)) {
+Incoming::Incoming(RemoteFile file, fs::path target, std::string job)
+    : file_(std::move(file)), target_(std::move(target)), job_(std::move(job)) {
   offset_ = size_of(part()).value_or(0);
   // Which part of a file with a hole that is, is not known.
   if (offset_ > file_.size || file_.released > 0) offset_ = file_.released;
@@ -78,6 +78,10 @@ Incoming::Incoming(RemoteFile file, fs::path target)
 Incoming::~Incoming() = default;
 Incoming::Incoming(Incoming&&) noexcept = default;
 Incoming& Incoming::operator=(Incoming&&) noexcept = default;
+
+fs::path Incoming::part() const {
+  return target_.string() + (file_.sha256 || job_.empty() ? "" : "." + job_) + ".part";
+}
 
 bool Incoming::already_here() const {
   if (file_.released > 0) {

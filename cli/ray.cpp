@@ -161,7 +161,7 @@ Verb add_monitor(CLI::App& root) {
             RemoteCommand command;
             command.command = {"tail", "-n", std::to_string(options->lines), "-F",
                                paths::HeadRoot{state->head_root}.log().string()};
-            return run_remote(context, command);
+            return run_remote(context, command).code;
           },
           kOwnTrouble};
 }

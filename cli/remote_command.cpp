@@ -69,7 +69,7 @@ class RemoteRun {
         signals_{SIGINT, SIGTERM, SIGHUP, SIGWINCH},
         screen_(context.terminal, false, &signals_) {}
 
-  int run();
+  RemoteEnd run();
 
  private:
   using Key = std::pair<std::string, bool>;  // node, stderr
@@ -236,9 +236,9 @@ std::optional<wire::ApiStream> RemoteRun::open() {
   }
 }
 
-int RemoteRun::run() {
+RemoteEnd RemoteRun::run() {
   std::optional<wire::ApiStream> opened = open();
-  if (!opened) return 128 + left_by_;
+  if (!opened) return {128 + left_by_, false};
   wire::ApiStream& stream = *opened;
   one_ = command_.nodes.size() <= 1 && !command_.all;
   stream.send_text(opening().dump());
@@ -256,7 +256,7 @@ int RemoteRun::run() {
         const std::string type = text_or(frame, "type");
         if (type == "end") {
           finish();
-          return code_;
+          return {code_, true};
         }
         if (type == "output") header_ = frame;
         if (type == "credit" && input) input->credit(frame);
@@ -284,16 +284,16 @@ int RemoteRun::run() {
   }
   ::raise(left_by_);  // for the screen: what a reader does not take now is dropped
   finish();
-  return 128 + left_by_;
+  return {128 + left_by_, false};
 }
 
 }  // namespace
 
-int run_remote(const Context& context, const RemoteCommand& command) {
+RemoteEnd run_remote(const Context& context, const RemoteCommand& command) {
   try {
     return RemoteRun(context, command).run();
   } catch (const Interrupted& left) {
-    return 128 + left.signal;
+    return {128 + left.signal, false};
   }
 }
 

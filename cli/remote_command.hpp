@@ -17,9 +17,15 @@ struct RemoteCommand {
   std::string workdir;
 };
 
-// Runs it until it has ended everywhere. Gives the exit code: the largest of all nodes', 255 for a
-// node where it could not be run. Throws Error when the head refuses or goes away.
-int run_remote(const Context& context, const RemoteCommand& command);
+// How we came back from it.
+struct RemoteEnd {
+  int code = 0;        // the largest of all nodes', 255 for a node where it could not be run
+  bool ended = false;  // everywhere; false: a signal made us leave, and `code` is 128+n
+};
+
+// Runs it until it has ended everywhere, or a signal makes us leave. Throws Error when the head
+// refuses or goes away.
+RemoteEnd run_remote(const Context& context, const RemoteCommand& command);
 
 // Own trouble of exec and attach, as with ssh.
 inline constexpr int kOwnTrouble = 255;

@@ -91,7 +91,7 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
   }
   check_program(spec, place);
   for (int attempt = 1;; ++attempt) {
-    StagedFiles files = stage_job(context, spec, cache);
+    StagedFiles files = stage_job(context, spec, cache, sending.stop);
     if (sends_start(spec)) stage_start(files, spec, cache);
     // What nobody changed is there already: then this is all.
     nlohmann::json answer = post_job(client, cluster, spec, sending);
@@ -100,8 +100,9 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
       throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
     }
     try {
-      send_files(context, client, files, zstd);
+      send_files(context, client, files, zstd, sending.stop);
     } catch (const Error& error) {
+      if (sending.stop.stop_requested()) throw;
       // A file that changed while it was sent is read anew; a head that was killed is awaited.
       const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
       const bool comes_back = error.code() == ErrorCode::unreachable &&

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <stop_token>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
@@ -20,6 +21,7 @@ struct Sending {
   std::chrono::milliseconds limit;  // for each answer
   // The body, with the job as it is sent: asked again for each try.
   std::function<nlohmann::json(const JobSpec&)> request;
+  std::stop_token stop = {};  // the client's too: then what is under way ends by an Error
 };
 // Posts it, after the job's files where the cluster is elsewhere; gives the head's answer. A head
 // that is started again meanwhile is waited for: the request's submission_id makes repeats

@@ -84,4 +84,11 @@ class StopOnSignal {
   OnSignal on_signal_;
 };
 
+// Those by which a person or a terminal that is closed ends a command, while it must not go without
+// a word: they request a stop.
+struct EndingSignals {
+  Signals signals{SIGINT, SIGTERM, SIGHUP};
+  StopOnSignal stop{signals};
+};
+
 }  // namespace dtrain::cli

@@ -33,6 +33,7 @@ constexpr std::size_t kQueue = std::size_t{4} << 20;            // bytes on thei
 constexpr std::size_t kOffer = 50'000;                          // blobs of one offer
 constexpr std::chrono::seconds kSilence{120};
 constexpr std::chrono::milliseconds kShowEvery{200};
+constexpr std::chrono::milliseconds kLookEvery{200};  // whether what is waited for is still wanted
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -89,7 +90,8 @@ bool is_home_or_root(const fs::path& folder) {
 }
 
 Snapshot snapshot_of(const Context& context, const JobSpec& spec,
-                     const std::optional<std::string>& program, FileFactsCache& cache) {
+                     const std::optional<std::string>& program, FileFactsCache& cache,
+                     const std::stop_token& stop) {
   const fs::path folder = spec.workdir;
   std::error_code failed;
   if (!fs::is_directory(folder, failed)) {
@@ -106,6 +108,7 @@ Snapshot snapshot_of(const Context& context, const JobSpec& spec,
     ignored = IgnoreList(*text, "");
   }
   SnapshotOptions options;
+  options.stop = stop;
   // Keys of clusters, which go to nobody, and files that dtrain writes while it sends them.
   const auto own =
       below(fs::weakly_canonical(paths::state_home(), failed), fs::canonical(folder, failed));
@@ -167,11 +170,19 @@ class Progress {
   Monotonic last_;
 };
 
+void check_wanted(const std::stop_token& stop) {
+  if (stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+}
+
 // The next text frame; its error, if it is one, is thrown.
-json next_answer(wire::ApiStream& stream) {
+json next_answer(wire::ApiStream& stream, const std::stop_token& stop) {
+  const auto until = std::chrono::steady_clock::now() + kSilence;
   while (true) {
-    const auto event = stream.wait(std::chrono::steady_clock::now() + kSilence);
+    check_wanted(stop);
+    const auto now = std::chrono::steady_clock::now();
+    const auto event = stream.wait(std::min(until, now + kLookEvery));
     if (event.what == wire::ApiStream::What::timeout) {
+      if (now < until) continue;
       throw Error(ErrorCode::timeout, "the head says nothing while files are sent");
     }
     if (event.what == wire::ApiStream::What::closed) {
@@ -240,7 +251,8 @@ std::string add_tree(StagedFiles& files, const ContentTree& tree,
   return name;
 }
 
-StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache) {
+StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache,
+                      const std::stop_token& stop) {
   StagedFiles files;
   JobContent content;
   const std::optional<fs::path> program = program_of(spec, environment("PATH"));
@@ -251,7 +263,7 @@ StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cac
     inside = below(*program, spec.workdir);
   }
 
-  const Snapshot workdir = snapshot_of(context, spec, inside, cache);
+  const Snapshot workdir = snapshot_of(context, spec, inside, cache, stop);
   content.workdir_tree = add_tree(files, workdir.tree, workdir.files);
   content.size = workdir.size;
   if (inside && !spec.shell && fs::path(spec.command.front()).is_absolute()) {
@@ -297,7 +309,7 @@ void send_files(const Context& context, const wire::ApiClient& client, const Sta
     offer["zstd"] = zstd;
     offer["blobs"] = std::move(blobs);
     stream.send_text(wire::dump(offer));
-    const json wanted = next_answer(stream);
+    const json wanted = next_answer(stream, stop);
     std::vector<BlobSender::Source> sources;
     std::uint64_t total = 0;
     for (const json& want : wire::member(wanted, "blobs")) {
@@ -323,13 +335,14 @@ void send_files(const Context& context, const wire::ApiClient& client, const Sta
     Progress progress(context, total);
     BlobSender sender(std::move(sources), zstd);
     for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
-      if (stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+      check_wanted(stop);
       stream.send_binary(std::move(piece));
-      if (!stream.send_below(kQueue, kSilence)) (void)next_answer(stream);  // its error, or its end
+      // Its error, or its end.
+      if (!stream.send_below(kQueue, kSilence)) (void)next_answer(stream, stop);
       progress.at(sender.read());
     }
     stream.send_text(R"({"type":"end"})");
-    (void)next_answer(stream);
+    (void)next_answer(stream, stop);
     if (total >= kWorthSaying) {
       context.note("sent " + human_bytes(total) + " in " + std::to_string(count) +
                    (count == 1 ? " file, " : " files, ") +

@@ -38,8 +38,10 @@ BundleOptions bundle_options();
 BundlePlan profiler_plan(FileFactsCache& cache);
 
 // Reads what is to be sent and fills in `spec.content`; a program that is named by its whole path
-// is named relative to its workdir then.
-StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache);
+// is named relative to its workdir then. Throws Error(failed) for `stop`, between two files of the
+// workdir.
+StagedFiles stage_job(const Context& context, JobSpec& spec, FileFactsCache& cache,
+                      const std::stop_token& stop = {});
 
 // Adds a tree and what it names, each by where it is read; gives the tree's name.
 std::string add_tree(StagedFiles& files, const ContentTree& tree,

@@ -14,6 +14,7 @@
 #include "cli/origin.hpp"
 #include "cli/ray.hpp"
 #include "cli/sending.hpp"
+#include "cli/signals.hpp"
 #include "cli/torchrun_flags.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
@@ -162,24 +163,29 @@ struct Queued {
   nlohmann::json answer;
 };
 
-// Reads what is wanted, brings up where it is to run, and submits it there.
-Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_cluster) {
+// Reads what is wanted, brings up where it is to run, and submits it there. `ending` begins when
+// the cluster of --on is up.
+Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_cluster,
+                 std::optional<EndingSignals>& ending) {
   const OriginFlags& origin = options.origin;
   const Wanted what = wanted(context, options);
   const auto start = [&] {
     if (options.local) use_local(context);
-    if (!options.on.empty()) job_cluster.start(options.on, options.yes);
+    if (options.on.empty()) return;
+    job_cluster.start(options.on, options.yes);
+    ending.emplace();
   };
+  const auto stop = [&] { return ending ? ending->stop.token() : std::stop_token(); };
   std::optional<ResumedJob> resumed;
   if (!origin.resume.empty()) {
     start();
-    resumed = job_to_resume(context, context.client(), origin.resume);
+    resumed = job_to_resume(context, context.client(stop()), origin.resume);
   }
   Queued queued{make_spec(context, options, what, resumed), {}};
   const std::map<std::string, std::string> secrets =
       read_secrets(queued.spec, process_environment());
   if (!resumed) start();
-  const wire::ApiClient client = context.client();
+  const wire::ApiClient client = context.client(stop());
   for (const std::string& reference : options.after) {
     queued.spec.after.push_back(
         wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
@@ -192,12 +198,13 @@ Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_c
                             {"dry_run", options.dry_run},
                             {"wait", options.wait}};
   const bool takes_over = !queued.spec.resumes.empty() || queued.spec.start;
-  queued.answer = send_job(
-      context, client, queued.spec,
-      {"/v1/jobs", takes_over ? kTakingOver : wire::ApiClient::kLimit, [&](const JobSpec& spec) {
-         request["spec"] = to_json(spec);
-         return request;
-       }});
+  queued.answer = send_job(context, client, queued.spec,
+                           {"/v1/jobs", takes_over ? kTakingOver : wire::ApiClient::kLimit,
+                            [&](const JobSpec& spec) {
+                              request["spec"] = to_json(spec);
+                              return request;
+                            },
+                            stop()});
   return queued;
 }
 
@@ -217,12 +224,27 @@ int run_submit(Context& context, const SubmitFlags& options) {
   heed_torchrun_flags(context, options.torchrun);
   check_flags(options);
   JobCluster job_cluster(context);
+  std::optional<EndingSignals> ending;
+  int signal = 0;  // that came meanwhile
+  const auto take_signal = [&] {
+    if (ending) signal = ending->signals.next_ending();
+    ending.reset();
+  };
   Queued queued;
   try {
-    queued = queue_job(context, options, job_cluster);
+    queued = queue_job(context, options, job_cluster, ending);
+    take_signal();
   } catch (const Error&) {
+    take_signal();
     job_cluster.give_up();
-    throw;
+    if (signal == 0) throw;
+    const Error stopped(ErrorCode::failed, "stopped before the head said that it has the job");
+    if (context.globals.json) {
+      context.print_json(error_json(stopped));
+    } else {
+      context.warn(stopped.message());
+    }
+    return 128 + signal;
   }
   const nlohmann::json& answer = queued.answer;
   if (options.dry_run) return show_plan(context, queued.spec.name, answer);
@@ -246,7 +268,8 @@ int run_submit(Context& context, const SubmitFlags& options) {
       "cluster " + context.cluster() + " is not given back: dtrain down -c " + context.cluster();
   FollowResult result;
   try {
-    result = follow_job(context, options, queued.spec, job);
+    result = signal != 0 ? FollowResult{.state = text_or(answer, "state"), .interrupted = signal}
+                         : follow_job(context, options, queued.spec, job);
   } catch (const Error&) {
     if (job_cluster.is_temporary()) context.warn(stays);
     throw;

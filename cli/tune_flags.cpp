@@ -97,6 +97,8 @@ json own_keys(const tune::SearchSpec& spec, const SearchFlags& flags) {
     own = tune::to_json(spec);
     own.erase("job");
     own.erase("name");
+    // What follows from the space follows from it as the flags leave it.
+    if (!spec.scheduler.pbt.mutations_given) own["scheduler"].erase("hyperparam_mutations");
   }
   for (const std::string& flag : flags.params) {
     try {

@@ -74,6 +74,7 @@ void read_mutations(const nlohmann::json* json, const SearchSpace& space, const 
     if (spec.mutations.empty()) problems.add(path, "nothing of the space can mutate");
     return;
   }
+  spec.mutations_given = true;
   if (!json->is_object() || json->empty()) {
     problems.add(path, "must be parameters and their domains, not " + shown(*json));
     return;

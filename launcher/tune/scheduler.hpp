@@ -49,6 +49,7 @@ struct PbtSpec {
   double resample_probability = 0.25;
   std::vector<double> perturbation_factors = {1.2, 0.8};
   std::map<std::string, Domain> mutations;  // absent in JSON: all that is sampled, by its domain
+  bool mutations_given = false;             // false: they follow from the space
 };
 
 // From when on which parameters: what a trial of PBT went through, see pbt.hpp.

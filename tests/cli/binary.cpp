@@ -492,6 +492,31 @@ TEST_CASE("pull: interrupted downloads go on, and a path that leaves the folder 
   CHECK(!fs::exists(house.work / "escaped"));
 }
 
+TEST_CASE("pull: a folder's logs of another job are not taken for this one's") {
+  House house;
+  std::vector<std::string> asked;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs") {
+      return {200,
+              json{{"jobs", {summary("a-aaaaaa", "succeeded"), summary("b-bbbbbb", "succeeded")}}}
+                  .dump()};
+    }
+    if (request.target.ends_with("/files")) {
+      const json row = {{"path", "logs/0.out"}, {"size", 4}, {"sha256", nullptr}};
+      return {200, json{{"files", json::array({row})}}.dump()};
+    }
+    asked.push_back(request.target + request.range);
+    return {200, has(request.target, "a-aaaaaa") ? "aaaa" : "bbbb"};
+  });
+  const fs::path log = house.work / "got/logs/0.out";
+  for (const std::string job : {"a-aaaaaa", "b-bbbbbb", "b-bbbbbb"}) {
+    CHECK(house.run({"pull", job, "-o", "got"}).exit.code == 0);
+    CHECK(read_file(log) == std::string(4, job.front()));
+  }
+  CHECK(asked == std::vector<std::string>{"/v1/jobs/a-aaaaaa/files/logs/0.out",
+                                          "/v1/jobs/b-bbbbbb/files/logs/0.out"});
+}
+
 TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
   House house;
   json jobs = {summary("a-aaaaaa", "running"), summary("b-bbbbbb", "running")};
@@ -548,6 +573,66 @@ TEST_CASE("exec: stdin goes there, output comes back, the largest exit code wins
   CHECK(all.exit.code == 9);
   CHECK(all.out == "[node-1] hi\n");
   CHECK(opening["shell"] == true);
+}
+
+TEST_CASE("a word in square brackets stays as it was typed") {
+  House house;
+  json opening;
+  house.serve_job([&](FakeHead::Connection& connection) {
+    if (has(connection.target(), "/v1/exec")) {
+      opening = json::parse(connection.read().value_or("{}"));
+      connection.text(R"({"type":"exit","node":"node-0","exit_code":0})");
+      connection.text(R"({"type":"end"})");
+    } else {
+      connection.text(end_frame("succeeded", 0));
+    }
+    connection.close();
+  });
+  for (const char* typed : {"[ a, b ]", "[ -f /data/x ]", "[[ -f x ]"}) {
+    CAPTURE(typed);
+    CHECK(house.run({"exec", typed}).exit.code == 0);
+    CHECK(opening["command"] == json::array({typed}));
+    CHECK(opening["shell"] == true);
+    CHECK(house.run({"submit", typed}).exit.code == 0);
+    CHECK(house.submitted["spec"]["command"] == json::array({typed}));
+    CHECK(house.submitted["spec"]["shell"] == true);
+  }
+  CHECK(house.run({"exec", "--workdir", "[d]", "echo", "[a,b]"}).exit.code == 0);
+  CHECK(opening["command"] == json({"echo", "[a,b]"}));
+  CHECK(opening["workdir"] == "[d]");
+  const Captured refused = house.run({"pull", "a", "[b]"});
+  CHECK(refused.exit.code == 2);
+  CHECK(has(refused.err, "too many arguments: [b]\n"));
+}
+
+TEST_CASE(
+    "exec --stop: who leaves before the command's end, or loses the head, takes nothing down") {
+  House house;
+  std::promise<void> running;
+  std::atomic<bool> breaks{false};
+  house.serve([](const FakeHead::Request&) -> FakeHead::Response { return {}; },
+              [&](FakeHead::Connection& connection) {
+                connection.read();
+                if (breaks) return;  // a broken connection
+                running.set_value();
+                while (connection.read()) {
+                }
+              });
+  const std::string said_so = "cluster c is not given back: dtrain down -c c\n";
+  SpawnOptions options = house.options({"exec", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  REQUIRE(running.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGTERM);
+  CHECK(wait(pid).code == 128 + SIGTERM);
+  CHECK(has(read_file(house.work / "err"), said_so));
+
+  breaks = true;
+  const Captured cut = house.run({"exec", "--stop", "--", "./train"});
+  CHECK(cut.exit.code == 255);
+  CHECK(has(cut.err, said_so));
+  CHECK(has(cut.err, "the head went away before the command ended"));
 }
 
 TEST_CASE("exec --json: characters in two frames come whole, and what is not UTF-8 as base64") {

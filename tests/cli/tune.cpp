@@ -135,6 +135,30 @@ TEST_CASE("a search by flags") {
   CHECK(changed.scheduler.algorithm == tune::SchedulerSpec::Algorithm::fifo);
 }
 
+TEST_CASE("what mutates follows from the space as --param leaves it, unless it was said") {
+  SearchFlags yaml;
+  yaml.params = {"lr=loguniform:1e-4:1e-1", "momentum=uniform:0:1"};
+  yaml.metric = "acc";
+  yaml.mode = "max";
+  yaml.num_samples = 4;
+  yaml.scheduler = "pbt";
+  tune::SearchSpec base;
+  base.job = template_of({"./train", "--lr", "{lr}"});
+  SearchFlags flags;
+  flags.params = {"lr=loguniform:0.1:10", "momentum=0.9", "wd=uniform:0:2"};
+  const auto mutations = [&] {
+    return tune::to_json(with_search_flags(with_search_flags(base, yaml), flags).scheduler)
+        .at("hyperparam_mutations");
+  };
+  const json derived = mutations();
+  CHECK(derived.size() == 2);
+  CHECK(derived.at("lr") == json::parse(R"({"loguniform": [0.1, 10.0]})"));
+  CHECK(derived.at("wd") == json::parse(R"({"uniform": [0.0, 2.0]})"));
+  yaml.scheduler =
+      R"({"algorithm": "pbt", "hyperparam_mutations": {"lr": {"uniform": [0.0, 1.0]}}})";
+  CHECK(mutations() == json::parse(R"({"lr": {"uniform": [0.0, 1.0]}})"));
+}
+
 TEST_CASE("what is wrong with a search's flags names them") {
   SearchFlags flags;
   CHECK(holds(problems_of(flags), "--param: is missing"));
@@ -312,6 +336,13 @@ TEST_CASE("the command that trains a trial again") {
   CHECK(!holds(again, " -- "));
   CHECK(train_again(search, trial_row(2, "complete"), "/w").unsaid ==
         std::vector<std::string>{"restart"});
+
+  // A line for the shell of one word would be taken for a file's name.
+  JobSpec word = template_of({"./train"});
+  word.shell = true;
+  CHECK(words(search_of({}, word)) ==
+        "dtrain tune --param 'kind=a,\"b\"' --param lr=0.1 --param model.layers=2 --metric acc "
+        "--mode max --name train -- /bin/sh -c ./train");
 }
 
 TEST_CASE("what the flags of a job make is what they are made from") {

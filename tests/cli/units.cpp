@@ -6,6 +6,7 @@
 #include "cli/jobs.hpp"
 #include "cli/lines.hpp"
 #include "cli/pull.hpp"
+#include "cli/pulled_logs.hpp"
 #include "cli/render.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/spec/yaml.hpp"
@@ -229,6 +230,36 @@ TEST_CASE("pull: goes on where it stopped, and checks the sum of the whole") {
   other.take(content);
   CHECK(other.whole());
   CHECK(other.how() == Pulled::whole);
+}
+
+TEST_CASE("pull: what has no sum is kept and continued for its own job alone") {
+  const testing::TemporaryFolder folder;
+  const fs::path target = folder / "0.out";
+  const RemoteFile log{"0.out", 4, std::nullopt};
+  Incoming(log, target, "a-aaaaaa").take("aa");  // and then it breaks off
+  CHECK(Incoming(log, target, "a-aaaaaa").offset() == 2);
+  CHECK(Incoming(log, target, "b-bbbbbb").offset() == 0);
+
+  const fs::path pulled = folder / "pulled";
+  PulledLogs first(pulled, "a-aaaaaa");
+  first.begin();
+  CHECK(!first.has("0.out"));
+  first.add({"0.out", "0.err"});
+  PulledLogs again(pulled, "a-aaaaaa");
+  again.begin();
+  CHECK(again.has("0.out"));
+  CHECK(again.has("0.err"));
+  // Another job's count no more as soon as one of this may have its name.
+  PulledLogs other(pulled, "b-bbbbbb");
+  CHECK(!other.has("0.out"));
+  CHECK(PulledLogs(pulled, "a-aaaaaa").has("0.out"));
+  other.begin();
+  CHECK(!PulledLogs(pulled, "a-aaaaaa").has("0.out"));
+  other.add({"0.err"});
+  CHECK(PulledLogs(pulled, "b-bbbbbb").has("0.err"));
+  CHECK(!PulledLogs(pulled, "b-bbbbbb").has("0.out"));
+  write_file_atomic(pulled / PulledLogs::kName, "not ours");
+  CHECK(!PulledLogs(pulled, "b-bbbbbb").has("0.err"));
 }
 
 TEST_CASE("pull: many files get their names at once, an empty one too") {

@@ -46,6 +46,14 @@ class JobCluster(ClusterCase):
         # The cluster that was current stays so: none.
         self.assertEqual(self.run_dtrain("status").returncode, 4)
 
+    def test_the_results_of_the_next_job_come_to_the_same_folder(self):
+        # Its logs have the same names and sizes, and the cluster that has them goes.
+        for said in ("first\n", "other\n"):
+            done = self.submitted("-o", "results", "--", "/bin/echo", said.strip())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual((self.folder / "results/logs/attempt-1/0.out").read_text(), said)
+            self.assert_gone()
+
     def test_the_jobs_code_and_what_json_says(self):
         done = self.submitted("--json", "-o", "there", "--", "/bin/sh", "-c", "exit 7")
         self.assertEqual(done.returncode, 1, done.stderr)
@@ -128,6 +136,31 @@ class JobCluster(ClusterCase):
         [job] = self.json("status", "-c", "e2e")["jobs"]
         self.assertEqual(job["state"], "running")
         self.ok("down", "-y", "-c", "e2e")
+        self.assert_gone()
+
+    def test_who_leaves_before_the_head_has_the_job_is_told(self):
+        first = self.held("first")
+        env, asked = self.silent_head("POST /v1/jobs ")
+        second = self.start("submit", "--on", "cluster.yaml", "--", "/bin/true", env=env, stderr=subprocess.PIPE)
+        self.assertTrue(asked.wait(DEADLINE))
+        said = self.leaves_at_once(second)
+        self.assertIn("stopped before the head said that it has the job", said)
+        # It would have been given back, but for the other one.
+        self.assertRegex(said, "1 job runs on e2e: sh-")
+        self.assertIn("cluster e2e stays up", said)
+        self.release("first")
+        first.communicate(timeout=DEADLINE)
+        self.assert_gone()
+
+    def test_who_leaves_while_the_results_come_is_told(self):
+        self.ok("up", self.yaml)
+        env, asked = self.silent_head("/files ")
+        process = self.start("submit", "--stop", "--", "/bin/true", env=env, stderr=subprocess.PIPE)
+        self.assertTrue(asked.wait(DEADLINE))
+        said = self.leaves_at_once(process)
+        self.assertIn("cluster e2e stays up until dtrain down -c e2e", said)
+        self.assertNotEqual(self.pids(), [])
+        self.ok("down", "-y")
         self.assert_gone()
 
 

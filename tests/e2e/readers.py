@@ -295,6 +295,10 @@ class SlowReaders(ClusterCase):
         self.assertIn("end it: dtrain stop", leave("submit", "--", "sh", "-c", much))
         self.ok("stop")
         leave("exec", "--", "sh", "-c", much, by=signal.SIGTERM)  # Ctrl-C may be for the command
+        # The cluster stays, for nobody knows how the command ends.
+        self.assertIn("is not given back: dtrain down -c ",
+                      leave("exec", "--stop", "--", "sh", "-c", much, by=signal.SIGTERM))
+        self.ok("status")
 
     def test_a_stopped_follower_is_not_queued_for(self):
         count, names = 250, 250  # 8 MB
