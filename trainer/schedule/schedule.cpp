@@ -172,14 +172,20 @@ SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
   }
   json description = {
       {"kind", "sequential"}, {"milestones", milestones}, {"schedules", std::move(parts)}};
-  return formula(
-      std::move(description), [schedules = std::move(schedules),
-                               milestones = std::move(milestones)](double base, std::int64_t n) {
-        const auto reached = static_cast<std::size_t>(
-            std::upper_bound(milestones.begin(), milestones.end(), n) - milestones.begin());
-        const std::int64_t begin = reached == 0 ? 0 : milestones[reached - 1];
-        return schedules[reached]->at(base, n - begin);
-      });
+  return formula(std::move(description), [schedules = std::move(schedules),
+                                          milestones = std::move(milestones)](double base,
+                                                                              std::int64_t n) {
+    const auto reached = static_cast<std::size_t>(
+        std::upper_bound(milestones.begin(), milestones.end(), n) - milestones.begin());
+    const auto begin_of = [&](std::size_t part) { return part == 0 ? 0 : milestones[part - 1]; };
+    Rate rate = schedules[reached]->at(base, n - begin_of(reached));
+    // A momentum that a part has moved stays where its last step left it until another moves it.
+    for (std::size_t part = reached; !rate.momentum && part-- > 0;) {
+      const std::int64_t length = begin_of(part + 1) - begin_of(part);
+      if (length > 0) rate.momentum = schedules[part]->at(base, length - 1).momentum;
+    }
+    return rate;
+  });
 }
 
 }  // namespace dtrain::train

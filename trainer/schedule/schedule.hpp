@@ -62,7 +62,8 @@ struct OneCycle {
 SchedulePtr one_cycle_schedule(const OneCycle& cycle);
 
 // One after the other: schedule i + 1 begins anew, from its own 0, when milestones[i] are done.
-// There is one milestone less than schedules.
+// There is one milestone less than schedules. A momentum that one of them has moved stays as it was
+// at that one's last step.
 SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
                                 std::vector<std::int64_t> milestones);
 

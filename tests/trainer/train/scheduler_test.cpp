@@ -79,6 +79,35 @@ TEST_CASE("a schedule goes on from its state, and refuses another's") {
   CHECK(contains(message_of<Error>([&] { resumed.load_state({{"done", 1}}); }), "not its state"));
 }
 
+TEST_CASE("a momentum that an earlier part of a sequence has moved is there after a resume") {
+  const auto make = [] {
+    return sequential_schedule({one_cycle_schedule({.max_lr = 1, .total_steps = 10}),
+                                exponential_schedule(0.9), exponential_schedule(0.5)},
+                               {7, 20});
+  };
+  const auto optimizer = sgd();
+  Scheduler scheduler(*optimizer, make());
+  for (int i = 0; i < 6; ++i) scheduler.after_step();
+  const double left_at = optimizer->momentum();
+  CHECK(left_at != 0.9);
+  for (const int steps : {5, 10}) {  // in the second part, in the third
+    for (int i = 0; i < steps; ++i) scheduler.after_step();
+    CHECK(optimizer->momentum() == left_at);
+    const auto other = sgd();
+    Scheduler resumed(*other, make());
+    resumed.load_state(nlohmann::json::parse(scheduler.state().dump()));
+    CHECK(other->momentum() == left_at);
+    CHECK(other->lr() == optimizer->lr());
+  }
+
+  // Where no part moves it, it stays what the optimizer was made with, or was set to since.
+  Scheduler plain(*optimizer,
+                  sequential_schedule({cosine_schedule(5), exponential_schedule(0.5)}, {5}));
+  optimizer->set_momentum(0.7);
+  for (int i = 0; i < 8; ++i) plain.after_step();
+  CHECK(optimizer->momentum() == 0.7);
+}
+
 TEST_CASE("groups: norms and biases do not decay, and a group scales its rate") {
   auto model = test::make_small_model(1, {.batch_norm = true});
   auto groups = decay_groups(*model);
