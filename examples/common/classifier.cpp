@@ -96,8 +96,8 @@ int fit(const Classifier& model, Optimizer& optimizer, const Loaders& loaders, c
       }
       backward(loss);
       optimizer_step();
+      log({{"loss", loss}, {"lr", optimizer.lr()}});  // the rate that the step was taken with
       if (scheduler != nullptr) scheduler->after_step();
-      log({{"loss", loss}, {"lr", optimizer.lr()}});
     }
     if (Metrics its = throughput(); !its.empty()) speed = std::move(its);
     score = evaluate(model, loaders.test);
