@@ -97,6 +97,13 @@ class Launchers(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout)
                 self.assertIn(expected, done.stdout)
 
+    def test_a_last_batch_of_one_image_is_left_out_of_a_resnets_training(self):
+        program = BUILD / "examples" / "fashion_mnist_resnet18" / "fashion_mnist_resnet18"
+        text = self.run_one([str(program), "--data", str(self.folder / "mnist"), "--limit", "17",
+                             "--batch-size-per-worker", "8"])
+        self.assertIn("17 images with 1 ranks, 2 steps an epoch", text)
+        self.assertRegex(text, r"loss \d+\.\d+  after 2 steps")
+
     def test_the_rate_that_is_logged_is_the_one_the_step_was_taken_with(self):
         metrics = self.folder / "rates.jsonl"
         # 26 steps of one cycle, of which the 25th is logged.
