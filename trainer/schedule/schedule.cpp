@@ -65,6 +65,33 @@ std::vector<Phase> phases_of(const OneCycle& c) {
   return {{up - 1, first, c.max_lr, high, low}, {total - 1, c.max_lr, last, low, high}};
 }
 
+constexpr const char* kLengths[]{"total_steps", "steps", "first"};
+
+json without_lengths(json description) {
+  for (const char* key : kLengths) description.erase(key);
+  if (description.contains("milestones")) {
+    description["milestones"] = description["milestones"].size();
+  }
+  if (description.contains("schedules")) {
+    for (json& part : description["schedules"]) part = without_lengths(std::move(part));
+  }
+  return description;
+}
+
+// Until its last change, or the first restart.
+std::int64_t length_of(const json& description) {
+  std::int64_t length = 0;
+  for (const char* key : kLengths) length += description.value(key, std::int64_t{0});
+  if (const auto found = description.find("milestones");
+      found != description.end() && !found->empty()) {
+    length += found->back().get<std::int64_t>();
+  }
+  if (const auto found = description.find("schedules"); found != description.end()) {
+    length += length_of(found->back());
+  }
+  return length;
+}
+
 }  // namespace
 
 SchedulePtr lambda_schedule(std::function<double(std::int64_t)> factor) {
@@ -186,6 +213,14 @@ SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
     }
     return rate;
   });
+}
+
+std::optional<double> times_as_long(const json& one, const json& other) {
+  if (without_lengths(one) != without_lengths(other)) return std::nullopt;
+  const std::int64_t length = length_of(one);
+  const std::int64_t others = length_of(other);
+  if (length < 1 || others < 1) return std::nullopt;
+  return static_cast<double>(length) / static_cast<double>(others);
 }
 
 }  // namespace dtrain::train

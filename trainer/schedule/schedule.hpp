@@ -67,4 +67,9 @@ SchedulePtr one_cycle_schedule(const OneCycle& cycle);
 SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
                                 std::vector<std::int64_t> milestones);
 
+// Of two schedules' descriptions that differ in their lengths alone (total_steps, steps, first,
+// milestones): how many times as long the first one is. Else nothing. Throws nlohmann's exceptions
+// where one is no description.
+std::optional<double> times_as_long(const nlohmann::json& one, const nlohmann::json& other);
+
 }  // namespace dtrain::train
