@@ -16,6 +16,7 @@ int train(const Flags& flags) {
       sgd(decay_groups(*model),
           {.lr = flags.lr, .momentum = 0.9, .weight_decay = 5e-4, .nesterov = true}));
   const Loaders loaders = prepare_loaders(flags, recipe);
+  // A resume with another number of ranks, and so of steps, goes on at the same share of the cycle.
   const auto scheduler =
       prepare_scheduler(one_cycle_schedule({.max_lr = flags.lr,
                                             .total_steps = flags.epochs * loaders.train.batches(),

@@ -70,11 +70,15 @@ Loaders prepare_loaders(const Flags& flags, const Recipe& recipe) {
   batches.seed = flags.seed;
   batches.pool = BufferPool(/*pinned=*/!context().device().is_cpu());
   if (flags.skip_bad_samples) batches.bad_samples = BadSamples::skip;
-  const DataLoader train = DataLoader::of_images(recipe.train, batches,
-                                                 {.batch_size = flags.batch_size_per_worker,
-                                                  .shuffle = true,
-                                                  .workers = flags.workers,
-                                                  .seed = flags.seed});
+  const std::int64_t ranks = context().world_size();
+  const std::int64_t of_rank = (recipe.train->size() + ranks - 1) / ranks;
+  const DataLoader train = DataLoader::of_images(
+      recipe.train, batches,
+      {.batch_size = flags.batch_size_per_worker,
+       .shuffle = true,
+       .drop_last = recipe.drop_last && of_rank >= flags.batch_size_per_worker,
+       .workers = flags.workers,
+       .seed = flags.seed});
   batches.transform = recipe.test_transform;
   const DataLoader test = DataLoader::of_images(recipe.test, batches, {.batch_size = 256});
   return {prepare_data_loader(train), prepare_data_loader(test, /*evaluates=*/true)};
@@ -96,8 +100,8 @@ int fit(const Classifier& model, Optimizer& optimizer, const Loaders& loaders, c
       }
       backward(loss);
       optimizer_step();
+      log({{"loss", loss}, {"lr", optimizer.lr()}});  // the rate that the step was taken with
       if (scheduler != nullptr) scheduler->after_step();
-      log({{"loss", loss}, {"lr", optimizer.lr()}});
     }
     if (Metrics its = throughput(); !its.empty()) speed = std::move(its);
     score = evaluate(model, loaders.test);

@@ -16,6 +16,9 @@ struct Recipe {
   dtrain::train::Images test;
   dtrain::train::Transform train_transform;
   dtrain::train::Transform test_transform;
+  // Leave out an epoch's last batch where it is not full: batch norm has no variance of one value,
+  // and such a batch may be of one image.
+  bool drop_last = false;
 };
 
 // MNIST or FashionMNIST, for the two small examples.

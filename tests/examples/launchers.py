@@ -1,6 +1,8 @@
 """Every example trains alone, with srun's environment, and under torchrun --no-python where python3
 has torch; predict then classifies with what was learned. (Under dtrain: tests/e2e/training.py.)"""
 
+import json
+import math
 import os
 import re
 import shutil
@@ -94,6 +96,27 @@ class Launchers(unittest.TestCase):
                                       stderr=subprocess.STDOUT, timeout=300)
                 self.assertEqual(done.returncode, 0, done.stdout)
                 self.assertIn(expected, done.stdout)
+
+    def test_a_last_batch_of_one_image_is_left_out_of_a_resnets_training(self):
+        program = BUILD / "examples" / "fashion_mnist_resnet18" / "fashion_mnist_resnet18"
+        text = self.run_one([str(program), "--data", str(self.folder / "mnist"), "--limit", "17",
+                             "--batch-size-per-worker", "8"])
+        self.assertIn("17 images with 1 ranks, 2 steps an epoch", text)
+        self.assertRegex(text, r"loss \d+\.\d+  after 2 steps")
+
+    def test_the_rate_that_is_logged_is_the_one_the_step_was_taken_with(self):
+        metrics = self.folder / "rates.jsonl"
+        # 26 steps of one cycle, of which the 25th is logged.
+        self.run_one([str(BUILD / "examples/cifar10_resnet18/cifar10_resnet18"), "--data", str(self.folder / "cifar10"),
+                      "--limit", "26", "--batch-size-per-worker", "1", "--epochs", "1", "--lr", "0.1",
+                      "--metrics-file", str(metrics)])
+        logged = {line["step"]: line["metrics"] for line in map(json.loads, metrics.read_text().splitlines())
+                  if "lr" in line.get("metrics", {})}
+        top, peak, end = 0.1, 0.3 * 26 - 1, 26 - 1
+        last = top / 25 / 1e4
+        part = (24 - peak) / (end - peak)  # 24 steps were done before
+        self.assertEqual(list(logged), [25])
+        self.assertAlmostEqual(logged[25]["lr"], last + (top - last) * (1 + math.cos(math.pi * part)) / 2, 9)
 
     def test_predict_classifies_png_files_with_a_runs_best_checkpoint(self):
         storage = self.folder / "run"

@@ -240,7 +240,10 @@ std::shared_ptr<Its> keep_scheduler(std::shared_ptr<Its> scheduler, const std::s
   t.schedulers.push_back(
       {[scheduler, optimizer] { return scheduler->state(); },
        [scheduler, optimizer](const auto& state) { scheduler->load_state(state); }, true,
-       [scheduler, optimizer] { scheduler->begin_anew(); }});
+       [scheduler, optimizer] { scheduler->begin_anew(); },
+       [scheduler, optimizer](const auto& state, const Warn& warn) {
+         scheduler->load_state_of_other_ranks(state, warn);
+       }});
   t.session->keep(name, t.schedulers.back());
   scheduler->set_kept();
   return scheduler;

@@ -65,6 +65,33 @@ std::vector<Phase> phases_of(const OneCycle& c) {
   return {{up - 1, first, c.max_lr, high, low}, {total - 1, c.max_lr, last, low, high}};
 }
 
+constexpr const char* kLengths[]{"total_steps", "steps", "first"};
+
+json without_lengths(json description) {
+  for (const char* key : kLengths) description.erase(key);
+  if (description.contains("milestones")) {
+    description["milestones"] = description["milestones"].size();
+  }
+  if (description.contains("schedules")) {
+    for (json& part : description["schedules"]) part = without_lengths(std::move(part));
+  }
+  return description;
+}
+
+// Until its last change, or the first restart.
+std::int64_t length_of(const json& description) {
+  std::int64_t length = 0;
+  for (const char* key : kLengths) length += description.value(key, std::int64_t{0});
+  if (const auto found = description.find("milestones");
+      found != description.end() && !found->empty()) {
+    length += found->back().get<std::int64_t>();
+  }
+  if (const auto found = description.find("schedules"); found != description.end()) {
+    length += length_of(found->back());
+  }
+  return length;
+}
+
 }  // namespace
 
 SchedulePtr lambda_schedule(std::function<double(std::int64_t)> factor) {
@@ -172,14 +199,28 @@ SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
   }
   json description = {
       {"kind", "sequential"}, {"milestones", milestones}, {"schedules", std::move(parts)}};
-  return formula(
-      std::move(description), [schedules = std::move(schedules),
-                               milestones = std::move(milestones)](double base, std::int64_t n) {
-        const auto reached = static_cast<std::size_t>(
-            std::upper_bound(milestones.begin(), milestones.end(), n) - milestones.begin());
-        const std::int64_t begin = reached == 0 ? 0 : milestones[reached - 1];
-        return schedules[reached]->at(base, n - begin);
-      });
+  return formula(std::move(description), [schedules = std::move(schedules),
+                                          milestones = std::move(milestones)](double base,
+                                                                              std::int64_t n) {
+    const auto reached = static_cast<std::size_t>(
+        std::upper_bound(milestones.begin(), milestones.end(), n) - milestones.begin());
+    const auto begin_of = [&](std::size_t part) { return part == 0 ? 0 : milestones[part - 1]; };
+    Rate rate = schedules[reached]->at(base, n - begin_of(reached));
+    // A momentum that a part has moved stays where its last step left it until another moves it.
+    for (std::size_t part = reached; !rate.momentum && part-- > 0;) {
+      const std::int64_t length = begin_of(part + 1) - begin_of(part);
+      if (length > 0) rate.momentum = schedules[part]->at(base, length - 1).momentum;
+    }
+    return rate;
+  });
+}
+
+std::optional<double> times_as_long(const json& one, const json& other) {
+  if (without_lengths(one) != without_lengths(other)) return std::nullopt;
+  const std::int64_t length = length_of(one);
+  const std::int64_t others = length_of(other);
+  if (length < 1 || others < 1) return std::nullopt;
+  return static_cast<double>(length) / static_cast<double>(others);
 }
 
 }  // namespace dtrain::train

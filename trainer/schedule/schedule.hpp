@@ -62,8 +62,14 @@ struct OneCycle {
 SchedulePtr one_cycle_schedule(const OneCycle& cycle);
 
 // One after the other: schedule i + 1 begins anew, from its own 0, when milestones[i] are done.
-// There is one milestone less than schedules.
+// There is one milestone less than schedules. A momentum that one of them has moved stays as it was
+// at that one's last step.
 SchedulePtr sequential_schedule(std::vector<SchedulePtr> schedules,
                                 std::vector<std::int64_t> milestones);
+
+// Of two schedules' descriptions that differ in their lengths alone (total_steps, steps, first,
+// milestones): how many times as long the first one is. Else nothing. Throws nlohmann's exceptions
+// where one is no description.
+std::optional<double> times_as_long(const nlohmann::json& one, const nlohmann::json& other);
 
 }  // namespace dtrain::train

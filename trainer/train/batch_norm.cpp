@@ -5,6 +5,7 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -24,6 +25,18 @@ std::vector<std::int64_t> all_but_channels(const at::Tensor& input) {
   std::vector<std::int64_t> axes{0};
   for (std::int64_t axis = 2; axis < input.dim(); ++axis) axes.push_back(axis);
   return axes;
+}
+
+// One value has no variance: the running one would be NaN from then on. `count`: of values a
+// channel, over all ranks whose statistics these are.
+void require_several(double count, const at::Tensor& input) {
+  if (count > 1) return;
+  std::ostringstream text;
+  text << "batch norm: Expected more than 1 value per channel when training, got input size "
+       << input.sizes()
+       << ". A last batch of one sample makes this of layers whose images are one pixel: "
+          "DataLoaderOptions::drop_last leaves it out";
+  throw Error(text.str());
 }
 
 struct Statistics {
@@ -62,6 +75,7 @@ Statistics statistics_of(const at::Tensor& input, double eps, Context& context) 
     squares = squares + rank.narrow(0, channels, channels) +
               delta.square() * (before * more / result.count);
   }
+  require_several(result.count, input);
   variance = squares / result.count;
   result.inverse = (variance + eps).rsqrt().to(at::kFloat);
   result.mean = mean.to(at::kFloat);
@@ -91,6 +105,7 @@ Statistics statistics_on_gpu(const at::Tensor& input, double eps, double momentu
   Statistics result;
   result.counts = table.select(1, 2 * channels).contiguous();
   result.count = result.counts.sum().item<double>();
+  require_several(result.count, input);
   std::tie(result.mean, result.inverse) = at::batch_norm_gather_stats_with_counts(
       input, table.narrow(1, 0, channels), table.narrow(1, channels, channels), running_mean,
       running_var, momentum, eps, result.counts);
@@ -111,7 +126,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     } else {
       s = statistics_of(input, eps, *context);
       move(running_mean, s.mean, momentum);
-      move(running_var, s.variance * (s.count / std::max(s.count - 1, 1.0)), momentum);
+      move(running_var, s.variance * (s.count / (s.count - 1)), momentum);
       output = centred(input, s.mean, s.rest)
                    .mul_(beside(s.inverse * weight, input))
                    .add_(beside(bias, input))
@@ -183,6 +198,10 @@ torch::Tensor BatchNormImpl::forward(const torch::Tensor& input) {
   if (is_training() && context_ != nullptr && context_->world_size() > 1) {
     return SyncBatchNorm::apply(input, weight, bias, running_mean, running_var, eps_, momentum_,
                                 context_);
+  }
+  // An empty batch moves nothing.
+  if (is_training() && input.numel() > 0) {
+    require_several(static_cast<double>(input.numel() / input.size(1)), input);
   }
   return at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), momentum_,
                         eps_, at::globalContext().userEnabledCuDNN());

@@ -15,7 +15,8 @@ class BatchNormImpl : public torch::nn::Module {
  public:
   explicit BatchNormImpl(std::int64_t channels, double eps = 1e-5, double momentum = 0.1);
   // Collective while it is synchronized and trains: forward, and its backward. Ranks may have
-  // batches of different sizes.
+  // batches of different sizes. While it trains, throws Error, on every rank whose statistics they
+  // are, when a channel has one value: it has no variance.
   torch::Tensor forward(const torch::Tensor& input);
 
   // Null: this rank's own statistics. The context must outlive it.

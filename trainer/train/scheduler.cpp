@@ -1,6 +1,8 @@
 #include "trainer/train/scheduler.hpp"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "trainer/core/error.hpp"
@@ -52,16 +54,33 @@ nlohmann::json Scheduler::state() const {
 }
 
 void Scheduler::load_state(const nlohmann::json& state) {
+  load(state, nullptr);
+}
+
+void Scheduler::load_state_of_other_ranks(const nlohmann::json& state, const Warn& warn) {
+  load(state, &warn);
+}
+
+void Scheduler::load(const nlohmann::json& state, const Warn* of_other_ranks) {
   const nlohmann::json mine = this->state();
   try {
-    for (const char* key : {"per", "schedule"}) {
-      if (state.at(key) != mine.at(key)) {
-        throw Error("scheduler: the checkpoint has " + std::string(key) + " " +
-                    state.at(key).dump() + ", this one has " + mine.at(key).dump());
-      }
-    }
-    const auto done = state.at("done").get<std::int64_t>();
+    auto done = state.at("done").get<std::int64_t>();
     if (done < 0) throw Error("scheduler: " + std::to_string(done) + " steps are not possible");
+    for (const std::string key : {"per", "schedule"}) {
+      const nlohmann::json& saved = state.at(key);
+      if (saved == mine.at(key)) continue;
+      const std::string difference = "scheduler: the checkpoint has " + key + " " + saved.dump() +
+                                     ", this one has " + mine.at(key).dump();
+      std::optional<double> times;
+      if (of_other_ranks != nullptr && per_ == Per::step && key == "schedule") {
+        times = times_as_long(mine.at(key), saved);
+      }
+      if (!times) throw Error(difference);
+      const std::int64_t there = std::llround(static_cast<double>(done) * *times);
+      (*of_other_ranks)(difference + ": with this number of ranks it goes on at step " +
+                        std::to_string(there) + " in place of " + std::to_string(done));
+      done = there;
+    }
     base_ = state.at("base").get<double>();
     done_ = done;
   } catch (const nlohmann::json::exception& error) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 
+#include "trainer/checkpoint/store.hpp"
 #include "trainer/schedule/schedule.hpp"
 #include "trainer/train/optimizer.hpp"
 
@@ -24,6 +25,10 @@ class LrScheduler {
   // For the checkpoint. load_state throws Error when the state is that of another one.
   virtual nlohmann::json state() const = 0;
   virtual void load_state(const nlohmann::json& state) = 0;
+  // In its place where another number of ranks has written the checkpoint.
+  virtual void load_state_of_other_ranks(const nlohmann::json& state, const Warn& /*warn*/) {
+    load_state(state);
+  }
   // At a resume from a checkpoint that has no state of it.
   virtual void begin_anew() {}
 
@@ -54,11 +59,16 @@ class Scheduler final : public LrScheduler {
   nlohmann::json state() const override;
   // Throws Error when the schedule was another one.
   void load_state(const nlohmann::json& state) override;
+  // With another number of ranks an epoch has another number of steps. Where the schedule that
+  // counts them differs from the saved one in lengths alone, this one goes on at the same share of
+  // its length, and warns. Else as load_state.
+  void load_state_of_other_ranks(const nlohmann::json& state, const Warn& warn) override;
   // The rate of step 0 takes the place of the checkpoint's.
   void begin_anew() override { apply(); }
 
  private:
   void apply();
+  void load(const nlohmann::json& state, const Warn* of_other_ranks);
 
   SchedulePtr schedule_;
   Per per_;

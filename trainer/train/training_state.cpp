@@ -56,11 +56,16 @@ json states_of(const KeptStates& states, bool alike) {
   return result;
 }
 
-void load_states(const json& saved, const KeptStates& states, bool alike, const Warn& warn) {
+void load_states(const json& saved, const KeptStates& states, bool alike, bool of_other_ranks,
+                 const Warn& warn) {
   for (const auto& [name, kept] : states) {
     if (kept.alike != alike) continue;
     if (saved.contains(name)) {
-      kept.load(saved.at(name));
+      if (of_other_ranks && kept.load_of_other_ranks) {
+        kept.load_of_other_ranks(saved.at(name), warn);
+      } else {
+        kept.load(saved.at(name));
+      }
     } else {
       warn("the checkpoint has no state '" + name + "': it begins anew");
       if (kept.begin) kept.begin();
@@ -144,7 +149,7 @@ void restore_generators(const Checkpoint& checkpoint, const json& common, const 
   at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
   if (!bytes.empty()) std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
   set_generator_state(state, context.device());
-  load_states(own.at("kept"), training.states, false, warn);
+  load_states(own.at("kept"), training.states, false, /*of_other_ranks=*/false, warn);
 }
 
 }  // namespace
@@ -222,7 +227,8 @@ Place load_training(const Checkpoint& checkpoint, const Training& training, cons
     training.optimizer.load_state(map_parts(checkpoint, kOptimizer));
     training.optimizer.load_numbers(numbers);
     load_kept_tensors(checkpoint, training.tensors, context, warn);
-    load_states(common.at("kept"), training.states, true, warn);
+    load_states(common.at("kept"), training.states, true,
+                checkpoint.manifest.world_size != context.world_size(), warn);
     restore_generators(checkpoint, common, training, context, place, warn);
     warn_of_differences(common.at("made_by"), warn);
   } catch (const json::exception& error) {

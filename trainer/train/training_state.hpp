@@ -38,6 +38,8 @@ struct Kept {
   std::function<void(const nlohmann::json&)> load;
   bool alike = true;
   std::function<void()> begin = nullptr;
+  // In place of `load` where another number of ranks has written the checkpoint, if there is one.
+  std::function<void(const nlohmann::json&, const Warn&)> load_of_other_ranks = nullptr;
 };
 using KeptStates = std::map<std::string, Kept>;
 

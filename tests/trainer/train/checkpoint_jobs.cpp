@@ -72,7 +72,8 @@ std::unique_ptr<Optimizer> make_optimizer(const torch::nn::Module& model) {
 // batch norm, momenta, a schedule. Writes each step's loss and samples, and the weights at the end.
 //
 // TEST_DIE_AFTER=STEP kills the rank; TEST_TERM_AFTER=STEP sends SIGTERM to the last rank;
-// TEST_EVERY=N steps between checkpoints.
+// TEST_EVERY=N steps between checkpoints; TEST_SAMPLES_OF_SCHEDULE=N makes the schedule as many
+// steps long as N samples are with this number of ranks.
 int train(Context& context, const std::filesystem::path& folder) {
   const int die_after = number_of("TEST_DIE_AFTER", -1);
   const int term_after = number_of("TEST_TERM_AFTER", -1);
@@ -87,12 +88,21 @@ int train(Context& context, const std::filesystem::path& folder) {
   ddp_options.find_unused_parameters = context.world_size() > 2;
   Ddp ddp(model, context, ddp_options);
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(*model);
-  Scheduler scheduler(*optimizer, cosine_schedule(kSteps));
+  const int of_schedule = number_of("TEST_SAMPLES_OF_SCHEDULE", 0);
+  Scheduler scheduler(
+      *optimizer,
+      cosine_schedule(of_schedule > 0 ? of_schedule / (4 * context.world_size()) : kSteps));
   Session session(context, {.storage = folder / "storage", .retention = {}});
   session.keep("scheduler", {.save = [&] { return scheduler.state(); },
                              .load = [&](const auto& state) { scheduler.load_state(state); },
-                             .alike = true});
+                             .alike = true,
+                             .load_of_other_ranks =
+                                 [&](const auto& state, const Warn& warn) {
+                                   scheduler.load_state_of_other_ranks(state, warn);
+                                 }});
   Place place = session.resume(*model, *optimizer).value_or(Place{});
+  std::printf("begins at step %lld of the schedule\n", static_cast<long long>(scheduler.done()));
+  std::fflush(stdout);
   const auto data = make_images(kSamples);
   DistributedSampler sampler(data->size(), context.rank(), context.world_size(), {.seed = kSeed});
   const std::string rank = std::to_string(context.rank());

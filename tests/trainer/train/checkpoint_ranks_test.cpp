@@ -187,6 +187,18 @@ TEST_CASE("another number of ranks sees the samples that are left, in the same o
   CHECK(order_of(three, 3, 5, 5) == left);
 }
 
+TEST_CASE("a schedule as long as the data goes on with another number of ranks") {
+  const TemporaryFolder folder;
+  Env env{{"TEST_SAMPLES_OF_SCHEDULE", "160"}, {"TEST_TERM_AFTER", "3"}};
+  expect_codes(launch("train", 2, folder.path(), env), 143, folder);
+  REQUIRE(newest_step(folder) == 4);  // of 20, which are 40 of one rank
+  env.erase("TEST_TERM_AFTER");
+  expect_codes(launch("train", 1, folder.path(), env), 0, folder);
+  const std::string log = read_file(folder / "rank-0.log");
+  CHECK(contains(log, "begins at step 8 of the schedule"));
+  CHECK(contains(log, "at step 8 in place of 4"));
+}
+
 TEST_CASE("SIGTERM on one rank: all save the same step and leave, and go on later") {
   const TemporaryFolder folder;
   expect_codes(launch("train", 2, folder.path(), {{"TEST_TERM_AFTER", "5"}}), 143, folder);

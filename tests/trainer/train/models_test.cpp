@@ -7,12 +7,16 @@
 #include <set>
 #include <sstream>
 
+#include "tests/trainer/support/temporary.hpp"
 #include "tests/trainer/train/made_tensors.hpp"
+#include "trainer/core/error.hpp"
 #include "trainer/models/mlp.hpp"
 #include "trainer/models/resnet.hpp"
 #include "trainer/train/tensors.hpp"
 
 using namespace dtrain::train;
+using test::contains;
+using test::message_of;
 
 namespace {
 
@@ -71,6 +75,26 @@ TEST_CASE("ResNet-18 computes, and its first convolution can be replaced") {
   CHECK(state_dict(*model).at("conv1.weight").sizes() == at::IntArrayRef({64, 1, 7, 7}));
   CHECK(state_dict(*model).size() == 122);
   CHECK(model->forward(at::zeros({2, 1, 28, 28})).sizes() == at::IntArrayRef({2, 10}));
+}
+
+TEST_CASE("a batch with one value a channel is no batch to train batch norm with") {
+  ResNet model = resnet18(10);
+  model->replace_conv1(resnet_conv1(1));
+  const at::NoGradGuard no_grad;
+  // layer4 sees one pixel of an image of 28.
+  const std::string message = message_of<Error>([&] { model->forward(at::ones({1, 1, 28, 28})); });
+  CHECK(contains(message,
+                 "Expected more than 1 value per channel when training, got input size "
+                 "[1, 512, 1, 1]"));
+  CHECK(contains(message, "drop_last"));
+  for (const auto& [name, tensor] : state_dict(*model)) {
+    CAPTURE(name);
+    CHECK(tensor.isfinite().all().item<bool>());
+  }
+  model->forward(at::ones({2, 1, 28, 28}));
+  model->forward(at::ones({1, 1, 64, 64}));  // two by two pixels
+  model->eval();
+  CHECK(model->forward(at::ones({1, 1, 28, 28})).isfinite().all().item<bool>());
 }
 
 TEST_CASE("ResNet-18's convolutions begin as torchvision's: normal, by what goes out") {

@@ -76,6 +76,20 @@ int sync_norm(Context& context, const std::filesystem::path& /*folder*/) {
     near(model.forward(mine),
          at::batch_norm(mine, weight, bias, mean, variance, false, 0.1, 1e-5, false), "evaluation");
   }
+
+  // One value a channel of all ranks together has no variance: every rank is told.
+  Normed model;
+  sync_batch_norm(model, context);
+  const std::int64_t samples = context.rank() + 1 == context.world_size() ? 1 : 0;
+  std::string told;
+  try {
+    model.forward(at::ones({samples, 4}));
+  } catch (const Error& error) {
+    told = error.what();
+  }
+  require(told.find("Expected more than 1 value per channel") != std::string::npos, "one value");
+  require(model.norm->running_mean.equal(at::zeros({4})), "the running mean stays");
+  require(model.norm->running_var.equal(at::ones({4})), "the running variance stays");
   return 0;
 }
 
