@@ -72,7 +72,7 @@ struct AwsProvider::Cloud {
   std::string host_key(const std::string& id, bool fresh) {
     if (!fresh) {
       const std::lock_guard lock(mutex);
-      if (const auto listed = host_keys.find(id); listed != host_keys.end()) return listed->second;
+      if (const auto known = host_keys.find(id); known != host_keys.end()) return known->second;
     }
     const Xml answer = client.ec2("DescribeTags", {{"Filter.1.Name", "resource-id"},
                                                    {"Filter.1.Value.1", id},
