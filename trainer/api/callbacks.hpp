@@ -68,7 +68,8 @@ class ModelCheckpoint final : public Callback {
 };
 
 // Ends the training when a metric has not become better for `patience` validations (or epochs,
-// without validation). All ranks stop together.
+// without validation). It says so then, by rank 0's values. One that is no number is never better.
+// All ranks stop together.
 class EarlyStopping final : public Callback {
  public:
   struct Options {

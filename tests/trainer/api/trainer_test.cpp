@@ -2,7 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -76,6 +80,45 @@ class Counter final : public Callback {
   int steps = 0;
   int epochs = 0;
   std::vector<std::int64_t> validated_at;
+};
+
+// What this process writes to stdout while it lives.
+class Said {
+ public:
+  Said() {
+    std::fflush(stdout);
+    ::dup2(said_, STDOUT_FILENO);
+  }
+  ~Said() {
+    std::fflush(stdout);
+    ::dup2(before_, STDOUT_FILENO);
+    ::close(before_);
+    ::close(said_);
+  }
+  Said(const Said&) = delete;
+  Said& operator=(const Said&) = delete;
+  std::string text() const {
+    std::fflush(stdout);
+    std::string all(static_cast<std::size_t>(::lseek(said_, 0, SEEK_END)), 0);
+    all.resize(static_cast<std::size_t>(::pread(said_, all.data(), all.size(), 0)));
+    return all;
+  }
+
+ private:
+  int said_ = ::memfd_create("stdout", MFD_CLOEXEC);
+  int before_ = ::dup(STDOUT_FILENO);
+};
+
+// Its validation of epoch N has the Nth of these as "score".
+class Scored final : public SmallModule {
+ public:
+  explicit Scored(std::vector<double> scores) : SmallModule({}), scores_(std::move(scores)) {}
+  void on_validation_epoch_end() override {
+    log("score", scores_.at(static_cast<std::size_t>(trainer().current_epoch())));
+  }
+
+ private:
+  std::vector<double> scores_;
 };
 
 }  // namespace
@@ -263,6 +306,38 @@ TEST_CASE("early stopping ends it, and its count is kept") {
   EarlyStopping other(stopping);
   other.load_state(callback->state());
   CHECK(other.waited() == 2);
+}
+
+TEST_CASE("early stopping: what is no number is never better, and it says why it stops") {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const EarlyStopping::Options stopping{.monitor = "score", .patience = 2};
+  const auto epochs_of = [&](const std::vector<double>& scores,
+                             const std::shared_ptr<EarlyStopping>& callback) {
+    TrainerOptions options;
+    options.max_epochs = static_cast<std::int64_t>(scores.size());
+    options.callbacks = {callback};
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<Scored>(scores));
+    return trainer.current_epoch();
+  };
+  CHECK(epochs_of({kNan, 3, 2, kNan, 1}, std::make_shared<EarlyStopping>(stopping)) == 5);
+
+  std::string said;
+  const auto without = std::make_shared<EarlyStopping>(stopping);
+  {
+    const Said out;
+    CHECK(epochs_of({kNan, kNan, 1}, without) == 2);
+    said = out.text();
+  }
+  CHECK(contains(said,
+                 "early stopping: score has not become better 2 times in a row: the best was "
+                 "none, the newest is nan"));
+  CHECK_FALSE(without->state().contains("best"));
+
+  // As earlier versions have left it.
+  const auto resumed = std::make_shared<EarlyStopping>(stopping);
+  resumed->load_state({{"waited", 1}, {"best", {{"best", "nan"}}}});
+  CHECK(epochs_of({3, 2, 1}, resumed) == 3);
 }
 
 TEST_CASE("monitors add to what is reported, and all is read back from the metrics file") {
