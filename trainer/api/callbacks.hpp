@@ -29,7 +29,8 @@ class Callback {
   virtual void on_train_epoch_start(Trainer&, Module&) {}
   virtual void on_train_batch_end(Trainer&, Module&) {}
   virtual void on_before_optimizer_step(Trainer&, Module&, Optimizer&) {}
-  virtual void on_step_end(Trainer&, Module&) {}  // after each optimizer step
+  // After each optimizer step; schedules move the rate afterwards.
+  virtual void on_step_end(Trainer&, Module&) {}
   virtual void on_validation_start(Trainer&, Module&) {}
   virtual void on_validation_end(Trainer&, Module&) {}
   // In place of it, where SIGTERM came: the next start begins this validation anew.
@@ -95,7 +96,8 @@ class EarlyStopping final : public Callback {
   std::int64_t waited_ = 0;
 };
 
-// Adds "lr" (and "momentum") to the metrics of steps; of several optimizers "lr-NAME".
+// Adds "lr" (and "momentum") to the metrics of steps; of several optimizers "lr-NAME". They are
+// what the step was taken with; of a module that optimizes by hand, what training_step has left.
 class LearningRateMonitor final : public Callback {
  public:
   std::string name() const override { return "learning_rate_monitor"; }

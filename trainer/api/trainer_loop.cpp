@@ -98,7 +98,6 @@ at::Tensor Trainer::State::train_batch(const Batch& batch, std::int64_t index,
 
 void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
   const bool taken = !automatic || take_step(&trainer);
-  if (automatic && taken && moving[0].scheduler) moving[0].scheduler->after_step();
   ++place.step;
   context().set_step(place.step);
   train_log.late().add(0.0, [this, step = place.step, batches](double) {
@@ -124,6 +123,8 @@ void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
     }
     session().report(place.step, step_metrics, place.epoch);
   }
+  // Behind the metrics: a step's have the rate that it was taken with.
+  if (automatic && taken && moving[0].scheduler) moving[0].scheduler->after_step();
   if (automatic) look_for_plateaus(Scheduler::Per::step, place.step);
   Progress progress{
       .step = place.step, .total = {}, .epoch = place.epoch, .message = "", .metrics = {}};

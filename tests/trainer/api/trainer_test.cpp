@@ -359,6 +359,17 @@ TEST_CASE("monitors add to what is reported, and all is read back from the metri
   }
 }
 
+TEST_CASE("a step's metrics have the learning rate that it was taken with") {
+  TrainerOptions options;
+  options.log_every_n_steps = 1;
+  options.max_steps = 1;
+  options.callbacks = {std::make_shared<LearningRateMonitor>()};
+  Trainer trainer(options);
+  trainer.fit(small(false));  // from a tenth of 0.01 up
+  CHECK(trainer.callback_metrics().at("lr") == doctest::Approx(1e-3));
+  CHECK(trainer.optimizer().lr() > 2e-3);
+}
+
 TEST_CASE("the best checkpoints are kept, by what is monitored") {
   const TemporaryFolder folder;
   ModelCheckpoint::Options keep;
