@@ -156,11 +156,13 @@ void Trainer::State::checkpoint(const Place& at) {
   checkpointed_at = place.step;
 }
 
-void Trainer::State::take_means(MetricLog& log) {
-  for (const auto& [name, value] : log.take_epoch(context())) {
+Metrics Trainer::State::take_means(MetricLog& log) {
+  Metrics means = log.take_epoch(context());
+  for (const auto& [name, value] : means) {
     metrics[name] = value;
     kept->means[name] = place.step;
   }
+  return means;
 }
 
 Metrics Trainer::State::metrics_of_step() const {
@@ -309,11 +311,19 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
-  if (any || begins || whole) take_means(train_log);
   if (train_data->skipped()) {
     metrics["skipped_samples"] =
         all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
+  // A training that max_steps or stop() ends within an epoch: its checkpoint has the sums, which
+  // the means below take away, so that a resume has those of the whole epoch.
+  if (!whole && checkpoints != nullptr && checkpointed_at != place.step && place.step > 0) {
+    checkpoint(place);
+  } else if (!whole && checkpoints == nullptr && any && validated_at == index) {
+    report_validation();
+  }
+  Metrics means;
+  if (any || begins || whole) means = take_means(train_log);
   if (whole) {
     call_epoch_hooks(train_log, [&] { module->on_train_epoch_end(); });
     take_means(train_log);
@@ -335,8 +345,10 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   const bool by_step = checkpoint_due() && checkpointed_at != place.step;
   if ((whole && (by_epoch || by_step)) || preempted) {
     checkpoint(next);
-  } else if (!metrics.empty() && (whole || validated_at >= 0)) {
+  } else if (whole && !metrics.empty()) {
     session().report(place.step, metrics_of_step(), place.epoch);
+  } else if (!whole && !means.empty()) {
+    session().report(place.step, means, place.epoch);
   }
   place = next;
 }

@@ -107,8 +107,8 @@ struct Trainer::State {
     module->samples_ = 1;
     hooks();
   }
-  // The means of what was logged since the last call go into the metrics. Collective.
-  void take_means(MetricLog& log);
+  // The means of what was logged since the last call, which go into the metrics. Collective.
+  Metrics take_means(MetricLog& log);
   // The metrics without means that were taken at another step: weights that have changed since are
   // not what was measured.
   Metrics metrics_of_step() const;

@@ -103,6 +103,52 @@ TEST_CASE("a resume within an epoch knows its sums and the metrics before") {
   }
 }
 
+TEST_CASE("a training that max_steps ends within an epoch goes on as if it had not ended") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const TemporaryFolder whole;
+    expect("recorded", ranks, whole, 0);
+    for (const char* steps : {"17", "18"}) {  // 18: where a checkpoint between is due
+      CAPTURE(steps);
+      const TemporaryFolder ended;
+      expect("recorded", ranks, ended, 0, {{"TEST_MAX_STEPS", steps}});
+      expect("recorded", ranks, ended, 0);
+      CHECK(contains(read_file(ended / "rank-0.log"), "step " + std::string(steps) + "\n"));
+      check_same_end(whole, ended, ranks, "metrics");
+    }
+  }
+}
+
+TEST_CASE("what a training tells at its end within an epoch, it tells once") {
+  class Averaged final : public SmallModule {
+   public:
+    Averaged() : SmallModule({}) {}
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      log("mean_index", static_cast<double>(index), {.on_step = false, .on_epoch = true});
+      return SmallModule::training_step(batch, index);
+    }
+  };
+  for (const bool checkpoints : {false, true}) {
+    CAPTURE(checkpoints);
+    const TemporaryFolder folder;
+    TrainerOptions options;
+    options.max_steps = 4;
+    options.val_check_interval = 4;
+    options.metrics_file = folder / "metrics";
+    if (checkpoints) options.default_root_dir = folder / "storage";
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<Averaged>());
+    const std::string told = read_file(folder / "metrics");
+    for (const char* name : {"val_loss", "mean_index"}) {
+      CAPTURE(name);
+      const auto first = told.find(name);
+      REQUIRE(first != std::string::npos);
+      CHECK(told.find(name, first + 1) == std::string::npos);
+    }
+    CHECK(trainer.callback_metrics().at("mean_index") == 1.5);
+  }
+}
+
 TEST_CASE("SIGTERM in a validation breaks it off, and the next start begins with it") {
   for (const char* every : {"10", "4"}) {  // at an epoch's end, and within
     for (const int ranks : {1, 2}) {
