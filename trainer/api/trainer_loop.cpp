@@ -257,16 +257,21 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   std::int64_t validated_at = -1;
   bool any = false;
   DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
+  // An epoch that another number of ranks began, or other batches, may have one batch more than a
+  // whole one of these: where it is not limited it ends with its data.
+  const bool is_limited = train_data->is_stream() || train_batches < train_data->batches();
+  const std::int64_t end = is_limited ? train_batches : index + pass.batches();
+  const std::int64_t validates_every = val_every == train_batches ? end : val_every;
   bool stream_has_ended = false;
   if (std::exchange(kept->validation_due, false) && trainer.validates()) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
-    if (index < train_batches) report_validation();  // its checkpoint was before it
+    if (index < end) report_validation();  // its checkpoint was before it
   }
   times.begin();
-  while (index < train_batches && !has_ended && !is_last_step()) {
+  while (index < end && !has_ended && !is_last_step()) {
     // A window: the last one of an epoch may be shorter.
-    std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
+    std::int64_t window = std::min(options.accumulate_grad_batches, end - index);
     std::deque<Batch> ready;
     if (train_data->is_stream()) {
       context().set_phase("data");
@@ -283,31 +288,31 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     index += done.batches;
     place.position = pass.position();
 
-    if (validates_now && index / val_every > (index - done.batches) / val_every) {
+    if (validates_now && index / validates_every > (index - done.batches) / validates_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
       // Within an epoch, where neither its end, nor the training's, nor a checkpoint tells of it.
-      if (index < train_batches && !has_ended && !is_last_step() && !checkpoint_due()) {
+      if (index < end && !has_ended && !is_last_step() && !checkpoint_due()) {
         report_validation();
       }
     }
     if (session().preempted()) {
       preempted = true;
       has_ended = true;
-      if (index < train_batches) {
+      if (index < end) {
         checkpoint(place);
         module->log_ = nullptr;
         return;
       }
     }
-    if (checkpoint_due() && index < train_batches) checkpoint(place);
+    if (checkpoint_due() && index < end) checkpoint(place);
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
   context().set_phase("");
-  const bool whole = stream_has_ended || index >= train_batches;
-  // Where the end was not known before it came.
-  if (validates_now && stream_has_ended && val_every == train_batches && validated_at != index) {
+  const bool whole = stream_has_ended || index >= end;
+  // Where the end was not known before it came, or a resume found nothing left.
+  if (validates_now && whole && val_every == train_batches && validated_at != index) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
