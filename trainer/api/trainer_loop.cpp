@@ -149,6 +149,19 @@ bool Trainer::State::checkpoint_due() const {
          place.step % checkpoints->every_n_train_steps == 0;
 }
 
+bool Trainer::State::has_monitored(const Metrics& its) const {
+  if (checkpoints == nullptr || checkpoints->monitor.empty()) return false;
+  return broadcast(nlohmann::json(its.contains(checkpoints->monitor))).get<bool>();
+}
+
+void Trainer::State::check_monitored() const {
+  if (checkpoints == nullptr || checkpoints->monitor.empty() || has_monitored(metrics)) return;
+  std::string known;
+  for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
+  throw Error("ModelCheckpoint: there is no metric '" + checkpoints->monitor +
+              "' to keep the best by; there are: " + known);
+}
+
 void Trainer::State::checkpoint(const Place& at) {
   train_log.late().read();  // a loss that ends the training does so before it is kept
   if (checkpoints == nullptr) return;
@@ -288,11 +301,13 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     index += done.batches;
     place.position = pass.position();
 
+    bool is_scored = false;
     if (validates_now && index / validates_every > (index - done.batches) / validates_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
+      is_scored = has_monitored(metrics_of_step());
       // Within an epoch, where neither its end, nor the training's, nor a checkpoint tells of it.
-      if (index < end && !has_ended && !is_last_step() && !checkpoint_due()) {
+      if (index < end && !has_ended && !is_last_step() && !checkpoint_due() && !is_scored) {
         report_validation();
       }
     }
@@ -305,7 +320,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
         return;
       }
     }
-    if (checkpoint_due() && index < end) checkpoint(place);
+    if ((checkpoint_due() || is_scored) && index < end) checkpoint(place);
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
@@ -340,6 +355,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
       each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
     });
     take_means(train_log);
+    if (validated_at >= 0) check_monitored();
     agree_to_stop();
   }
   module->log_ = nullptr;

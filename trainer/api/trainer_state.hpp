@@ -117,6 +117,12 @@ struct Trainer::State {
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();
   bool checkpoint_due() const;  // by every_n_train_steps, after this step
+  // Whether rank 0, whose metrics checkpoints have, has ModelCheckpoint's `monitor` among these;
+  // false where there is none. Collective.
+  bool has_monitored(const Metrics& its) const;
+  // At the end of an epoch with a validation: throws Error where nothing has been logged by that
+  // name. Collective.
+  void check_monitored() const;
   void checkpoint(const Place& at);
   bool agree_to_stop();
   void begin_profile();

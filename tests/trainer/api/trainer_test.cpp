@@ -109,16 +109,15 @@ class Said {
   int before_ = ::dup(STDOUT_FILENO);
 };
 
-// Its validation of epoch N has the Nth of these as "score".
+// Its Nth validation has the Nth of these as "score".
 class Scored final : public SmallModule {
  public:
   explicit Scored(std::vector<double> scores) : SmallModule({}), scores_(std::move(scores)) {}
-  void on_validation_epoch_end() override {
-    log("score", scores_.at(static_cast<std::size_t>(trainer().current_epoch())));
-  }
+  void on_validation_epoch_end() override { log("score", scores_.at(validations_++)); }
 
  private:
   std::vector<double> scores_;
+  std::size_t validations_ = 0;
 };
 
 }  // namespace
@@ -387,6 +386,34 @@ TEST_CASE("the best checkpoints are kept, by what is monitored") {
   }
   CHECK(kept >= 2);
   CHECK(kept <= 3);  // the two best, and the newest if it is not among them
+}
+
+TEST_CASE("the best are kept of validations within an epoch too, and a monitor must be there") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_epochs = 2;  // of 10 steps
+  options.val_check_interval = 4;
+  options.default_root_dir = folder / "storage";
+  const auto fit = [&](const std::string& monitor) {
+    options.callbacks = {std::make_shared<ModelCheckpoint>(
+        ModelCheckpoint::Options{.save_top_k = 2, .monitor = monitor})};
+    Trainer(options).fit(std::make_shared<Scored>(std::vector<double>{3, 1, 2, 4}));
+  };
+  SUBCASE("kept") {
+    fit("score");
+    std::map<std::int64_t, double> scores;
+    for (const Checkpoint& each : list_checkpoints(folder / "storage", [](const auto&) {})) {
+      const Metrics& metrics = each.manifest.metrics;
+      scores[each.manifest.step] = metrics.contains("score") ? metrics.at("score") : -1;
+    }
+    // Of the validations at 4, 8, 14 and 18 the two best, and the newest.
+    CHECK(scores == std::map<std::int64_t, double>{{8, 1}, {14, 2}, {20, -1}});
+  }
+  SUBCASE("a name that nothing has") {
+    CHECK(
+        contains(message_of<Error>([&] { fit("scores"); }),
+                 "ModelCheckpoint: there is no metric 'scores' to keep the best by; there are: "));
+  }
 }
 
 TEST_CASE("a checkpoint has a validation's metrics only where its weights were validated") {
