@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+#include <cstdio>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -12,6 +14,16 @@
 #include "trainer/core/error.hpp"
 
 namespace dtrain::train {
+namespace {
+
+std::string text_of(std::optional<double> value) {
+  if (!value) return "none";
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", *value);
+  return text;
+}
+
+}  // namespace
 
 ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
   if (options_.save_top_k == -1) options_.save_top_k.reset();
@@ -31,11 +43,15 @@ void EarlyStopping::look(Trainer& trainer) {
   const double value = found->second;
   const bool lower = options_.mode == Best::min;
   const bool better =
-      !best_ || (lower ? value < *best_ - options_.min_delta : value > *best_ + options_.min_delta);
+      !std::isnan(value) && (!best_ || (lower ? value < *best_ - options_.min_delta
+                                              : value > *best_ + options_.min_delta));
   if (better) {
     best_ = value;
     waited_ = 0;
   } else if (++waited_ >= options_.patience) {
+    session().say("early stopping: " + options_.monitor + " has not become better " +
+                  std::to_string(waited_) + " times in a row: the best was " + text_of(best_) +
+                  ", the newest is " + text_of(value));
     trainer.stop();
   }
 }
@@ -56,7 +72,10 @@ nlohmann::json EarlyStopping::state() const {
 
 void EarlyStopping::load_state(const nlohmann::json& state) {
   waited_ = state.at("waited").get<std::int64_t>();
-  if (state.contains("best")) best_ = metrics_from_json(state.at("best")).at("best");
+  best_.reset();
+  if (!state.contains("best")) return;
+  const double best = metrics_from_json(state.at("best")).at("best");
+  if (!std::isnan(best)) best_ = best;  // earlier versions took one that is no number
 }
 
 Metrics LearningRateMonitor::step_metrics(Trainer& trainer) {

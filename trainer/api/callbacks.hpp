@@ -29,7 +29,8 @@ class Callback {
   virtual void on_train_epoch_start(Trainer&, Module&) {}
   virtual void on_train_batch_end(Trainer&, Module&) {}
   virtual void on_before_optimizer_step(Trainer&, Module&, Optimizer&) {}
-  virtual void on_step_end(Trainer&, Module&) {}  // after each optimizer step
+  // After each optimizer step; schedules move the rate afterwards.
+  virtual void on_step_end(Trainer&, Module&) {}
   virtual void on_validation_start(Trainer&, Module&) {}
   virtual void on_validation_end(Trainer&, Module&) {}
   // In place of it, where SIGTERM came: the next start begins this validation anew.
@@ -43,17 +44,20 @@ class Callback {
   virtual void load_state(const nlohmann::json&) {}
 };
 
-// Checkpoints: after each epoch's validation, and every so many steps. Each has the means (of an
-// epoch, of a validation) that were taken at its very step, and no older ones. Where they go is the
-// Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's `checkpoint:` says which
-// are kept; else these options do.
+// Checkpoints: after each epoch's validation, every so many steps, and, with a `monitor`, after
+// each validation within an epoch that has a value of it: the weights that were measured. Each has
+// the means (of an epoch, of a validation) that were taken at its very step, and no older ones.
+// Where they go is the Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's
+// `checkpoint:` says which are kept; else these options do.
 class ModelCheckpoint final : public Callback {
  public:
   struct Options {
     std::int64_t every_n_epochs = 1;       // 0: none at the end of epochs
     std::int64_t every_n_train_steps = 0;  // 0: none between
     std::optional<int> save_top_k;         // by `monitor`, else the newest; all if unset or -1
-    std::string monitor;                   // a metric; what has no value of it is the worst
+    // A metric; what has no value of it is the worst. Error at the end of an epoch with a
+    // validation, where there is none of that name.
+    std::string monitor;
     Best mode = Best::min;
   };
   ModelCheckpoint() : ModelCheckpoint(Options{}) {}
@@ -68,7 +72,8 @@ class ModelCheckpoint final : public Callback {
 };
 
 // Ends the training when a metric has not become better for `patience` validations (or epochs,
-// without validation). All ranks stop together.
+// without validation). It says so then, by rank 0's values. One that is no number is never better.
+// All ranks stop together.
 class EarlyStopping final : public Callback {
  public:
   struct Options {
@@ -94,7 +99,8 @@ class EarlyStopping final : public Callback {
   std::int64_t waited_ = 0;
 };
 
-// Adds "lr" (and "momentum") to the metrics of steps; of several optimizers "lr-NAME".
+// Adds "lr" (and "momentum") to the metrics of steps; of several optimizers "lr-NAME". They are
+// what the step was taken with; of a module that optimizes by hand, what training_step has left.
 class LearningRateMonitor final : public Callback {
  public:
   std::string name() const override { return "learning_rate_monitor"; }

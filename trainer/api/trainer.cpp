@@ -278,7 +278,7 @@ int Trainer::fit(std::shared_ptr<Module> module) {
   State& s = *state_;
   prepare(std::move(module));
   const int code = run_until(s.options.max_epochs);
-  // A training that max_steps or stop() has ended within an epoch.
+  // A training that has ended with an epoch that has no checkpoint of its own.
   if (!s.preempted && s.checkpoints != nullptr && s.checkpointed_at != s.place.step &&
       s.place.step > 0) {
     s.checkpoint(s.place);

@@ -98,7 +98,6 @@ at::Tensor Trainer::State::train_batch(const Batch& batch, std::int64_t index,
 
 void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
   const bool taken = !automatic || take_step(&trainer);
-  if (automatic && taken && moving[0].scheduler) moving[0].scheduler->after_step();
   ++place.step;
   context().set_step(place.step);
   train_log.late().add(0.0, [this, step = place.step, batches](double) {
@@ -124,6 +123,8 @@ void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
     }
     session().report(place.step, step_metrics, place.epoch);
   }
+  // Behind the metrics: a step's have the rate that it was taken with.
+  if (automatic && taken && moving[0].scheduler) moving[0].scheduler->after_step();
   if (automatic) look_for_plateaus(Scheduler::Per::step, place.step);
   Progress progress{
       .step = place.step, .total = {}, .epoch = place.epoch, .message = "", .metrics = {}};
@@ -148,6 +149,19 @@ bool Trainer::State::checkpoint_due() const {
          place.step % checkpoints->every_n_train_steps == 0;
 }
 
+bool Trainer::State::has_monitored(const Metrics& its) const {
+  if (checkpoints == nullptr || checkpoints->monitor.empty()) return false;
+  return broadcast(nlohmann::json(its.contains(checkpoints->monitor))).get<bool>();
+}
+
+void Trainer::State::check_monitored() const {
+  if (checkpoints == nullptr || checkpoints->monitor.empty() || has_monitored(metrics)) return;
+  std::string known;
+  for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
+  throw Error("ModelCheckpoint: there is no metric '" + checkpoints->monitor +
+              "' to keep the best by; there are: " + known);
+}
+
 void Trainer::State::checkpoint(const Place& at) {
   train_log.late().read();  // a loss that ends the training does so before it is kept
   if (checkpoints == nullptr) return;
@@ -155,11 +169,13 @@ void Trainer::State::checkpoint(const Place& at) {
   checkpointed_at = place.step;
 }
 
-void Trainer::State::take_means(MetricLog& log) {
-  for (const auto& [name, value] : log.take_epoch(context())) {
+Metrics Trainer::State::take_means(MetricLog& log) {
+  Metrics means = log.take_epoch(context());
+  for (const auto& [name, value] : means) {
     metrics[name] = value;
     kept->means[name] = place.step;
   }
+  return means;
 }
 
 Metrics Trainer::State::metrics_of_step() const {
@@ -254,16 +270,21 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   std::int64_t validated_at = -1;
   bool any = false;
   DataLoader::Pass pass = train_data->pass(place.epoch, began_at);
+  // An epoch that another number of ranks began, or other batches, may have one batch more than a
+  // whole one of these: where it is not limited it ends with its data.
+  const bool is_limited = train_data->is_stream() || train_batches < train_data->batches();
+  const std::int64_t end = is_limited ? train_batches : index + pass.batches();
+  const std::int64_t validates_every = val_every == train_batches ? end : val_every;
   bool stream_has_ended = false;
   if (std::exchange(kept->validation_due, false) && trainer.validates()) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
-    if (index < train_batches) report_validation();  // its checkpoint was before it
+    if (index < end) report_validation();  // its checkpoint was before it
   }
   times.begin();
-  while (index < train_batches && !has_ended && !is_last_step()) {
+  while (index < end && !has_ended && !is_last_step()) {
     // A window: the last one of an epoch may be shorter.
-    std::int64_t window = std::min(options.accumulate_grad_batches, train_batches - index);
+    std::int64_t window = std::min(options.accumulate_grad_batches, end - index);
     std::deque<Batch> ready;
     if (train_data->is_stream()) {
       context().set_phase("data");
@@ -280,39 +301,49 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     index += done.batches;
     place.position = pass.position();
 
-    if (validates_now && index / val_every > (index - done.batches) / val_every) {
+    bool is_scored = false;
+    if (validates_now && index / validates_every > (index - done.batches) / validates_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
+      is_scored = has_monitored(metrics_of_step());
       // Within an epoch, where neither its end, nor the training's, nor a checkpoint tells of it.
-      if (index < train_batches && !has_ended && !is_last_step() && !checkpoint_due()) {
+      if (index < end && !has_ended && !is_last_step() && !checkpoint_due() && !is_scored) {
         report_validation();
       }
     }
     if (session().preempted()) {
       preempted = true;
       has_ended = true;
-      if (index < train_batches) {
+      if (index < end) {
         checkpoint(place);
         module->log_ = nullptr;
         return;
       }
     }
-    if (checkpoint_due() && index < train_batches) checkpoint(place);
+    if ((checkpoint_due() || is_scored) && index < end) checkpoint(place);
     if (session().stop_agreed()) has_ended = true;
     times.begin();
   }
   context().set_phase("");
-  const bool whole = stream_has_ended || index >= train_batches;
-  // Where the end was not known before it came.
-  if (validates_now && stream_has_ended && val_every == train_batches && validated_at != index) {
+  const bool whole = stream_has_ended || index >= end;
+  // Where the end was not known before it came, or a resume found nothing left.
+  if (validates_now && whole && val_every == train_batches && validated_at != index) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
-  if (any || begins || whole) take_means(train_log);
   if (train_data->skipped()) {
     metrics["skipped_samples"] =
         all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
+  // A training that max_steps or stop() ends within an epoch: its checkpoint has the sums, which
+  // the means below take away, so that a resume has those of the whole epoch.
+  if (!whole && checkpoints != nullptr && checkpointed_at != place.step && place.step > 0) {
+    checkpoint(place);
+  } else if (!whole && checkpoints == nullptr && any && validated_at == index) {
+    report_validation();
+  }
+  Metrics means;
+  if (any || begins || whole) means = take_means(train_log);
   if (whole) {
     call_epoch_hooks(train_log, [&] { module->on_train_epoch_end(); });
     take_means(train_log);
@@ -324,6 +355,7 @@ void Trainer::State::run_epoch(Trainer& trainer) {
       each([&](Callback& callback) { callback.on_train_epoch_end(trainer, *module); });
     });
     take_means(train_log);
+    if (validated_at >= 0) check_monitored();
     agree_to_stop();
   }
   module->log_ = nullptr;
@@ -334,8 +366,10 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   const bool by_step = checkpoint_due() && checkpointed_at != place.step;
   if ((whole && (by_epoch || by_step)) || preempted) {
     checkpoint(next);
-  } else if (!metrics.empty() && (whole || validated_at >= 0)) {
+  } else if (whole && !metrics.empty()) {
     session().report(place.step, metrics_of_step(), place.epoch);
+  } else if (!whole && !means.empty()) {
+    session().report(place.step, means, place.epoch);
   }
   place = next;
 }

@@ -107,8 +107,8 @@ struct Trainer::State {
     module->samples_ = 1;
     hooks();
   }
-  // The means of what was logged since the last call go into the metrics. Collective.
-  void take_means(MetricLog& log);
+  // The means of what was logged since the last call, which go into the metrics. Collective.
+  Metrics take_means(MetricLog& log);
   // The metrics without means that were taken at another step: weights that have changed since are
   // not what was measured.
   Metrics metrics_of_step() const;
@@ -117,6 +117,12 @@ struct Trainer::State {
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();
   bool checkpoint_due() const;  // by every_n_train_steps, after this step
+  // Whether rank 0, whose metrics checkpoints have, has ModelCheckpoint's `monitor` among these;
+  // false where there is none. Collective.
+  bool has_monitored(const Metrics& its) const;
+  // At the end of an epoch with a validation: throws Error where nothing has been logged by that
+  // name. Collective.
+  void check_monitored() const;
   void checkpoint(const Place& at);
   bool agree_to_stop();
   void begin_profile();

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "tests/trainer/api/api_jobs.hpp"
 #include "tests/trainer/api/expect.hpp"
@@ -101,6 +102,90 @@ TEST_CASE("a resume within an epoch knows its sums and the metrics before") {
     CHECK(contains(read_file(killed / "rank-0.log"), "checkpoint_000005, step 15"));
     check_same_end(whole, killed, ranks, "metrics");
   }
+}
+
+TEST_CASE("a training that max_steps ends within an epoch goes on as if it had not ended") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const TemporaryFolder whole;
+    expect("recorded", ranks, whole, 0);
+    for (const char* steps : {"17", "18"}) {  // 18: where a checkpoint between is due
+      CAPTURE(steps);
+      const TemporaryFolder ended;
+      expect("recorded", ranks, ended, 0, {{"TEST_MAX_STEPS", steps}});
+      expect("recorded", ranks, ended, 0);
+      CHECK(contains(read_file(ended / "rank-0.log"), "step " + std::string(steps) + "\n"));
+      check_same_end(whole, ended, ranks, "metrics");
+    }
+  }
+}
+
+TEST_CASE("what a training tells at its end within an epoch, it tells once") {
+  class Averaged final : public SmallModule {
+   public:
+    Averaged() : SmallModule({}) {}
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      log("mean_index", static_cast<double>(index), {.on_step = false, .on_epoch = true});
+      return SmallModule::training_step(batch, index);
+    }
+  };
+  for (const bool checkpoints : {false, true}) {
+    CAPTURE(checkpoints);
+    const TemporaryFolder folder;
+    TrainerOptions options;
+    options.max_steps = 4;
+    options.val_check_interval = 4;
+    options.metrics_file = folder / "metrics";
+    if (checkpoints) options.default_root_dir = folder / "storage";
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<Averaged>());
+    const std::string told = read_file(folder / "metrics");
+    for (const char* name : {"val_loss", "mean_index"}) {
+      CAPTURE(name);
+      const auto first = told.find(name);
+      REQUIRE(first != std::string::npos);
+      CHECK(told.find(name, first + 1) == std::string::npos);
+    }
+    CHECK(trainer.callback_metrics().at("mean_index") == 1.5);
+  }
+}
+
+TEST_CASE("an epoch that other batches began is trained on to its end, and validated there") {
+  class Seen final : public SmallModule {
+   public:
+    Seen(std::int64_t size, std::multiset<std::int64_t>& indices)
+        : SmallModule({.plain_sgd = true}), size_(size), indices_(indices) {}
+    DataLoader train_dataloader() override {
+      const test::Samples all = test::make_samples(12);
+      return DataLoader::of_tensors({all.inputs, all.labels}, {.batch_size = size_});
+    }
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      indices_.insert(batch.indices.begin(), batch.indices.end());
+      return SmallModule::training_step(batch, index);
+    }
+
+   private:
+    std::int64_t size_;
+    std::multiset<std::int64_t>& indices_;
+  };
+  const TemporaryFolder folder;
+  std::multiset<std::int64_t> indices;
+  const auto fit = [&](std::int64_t batch_size, std::int64_t max_steps) {
+    TrainerOptions options;
+    options.max_steps = max_steps;
+    options.default_root_dir = folder / "storage";
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<Seen>(batch_size, indices));
+    return trainer.global_step();
+  };
+  CHECK(fit(6, 1) == 1);
+  CHECK(fit(4, -1) == 3);  // 4 and 2 of the 6 that are left
+  CHECK(indices == std::multiset<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+  const auto kept =
+      list_checkpoints(folder / "storage", [](const std::string& text) { FAIL_CHECK(text); });
+  REQUIRE(kept.size() == 2);
+  CHECK(kept.back().manifest.step == 3);
+  CHECK(kept.back().manifest.metrics.contains("val_loss"));
 }
 
 TEST_CASE("SIGTERM in a validation breaks it off, and the next start begins with it") {

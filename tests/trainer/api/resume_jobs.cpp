@@ -58,6 +58,7 @@ int recorded(const std::filesystem::path& folder) {
   const int ranks = number_of("WORLD_SIZE", 1);
   TrainerOptions options;
   options.max_epochs = 3;
+  options.max_steps = number_of("TEST_MAX_STEPS", -1);
   options.log_every_n_steps = 2;
   options.val_check_interval = number_of("TEST_VALIDATE_EVERY", 10);
   options.default_root_dir = folder / "storage";

@@ -2,7 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -76,6 +80,44 @@ class Counter final : public Callback {
   int steps = 0;
   int epochs = 0;
   std::vector<std::int64_t> validated_at;
+};
+
+// What this process writes to stdout while it lives.
+class Said {
+ public:
+  Said() {
+    std::fflush(stdout);
+    ::dup2(said_, STDOUT_FILENO);
+  }
+  ~Said() {
+    std::fflush(stdout);
+    ::dup2(before_, STDOUT_FILENO);
+    ::close(before_);
+    ::close(said_);
+  }
+  Said(const Said&) = delete;
+  Said& operator=(const Said&) = delete;
+  std::string text() const {
+    std::fflush(stdout);
+    std::string all(static_cast<std::size_t>(::lseek(said_, 0, SEEK_END)), 0);
+    all.resize(static_cast<std::size_t>(::pread(said_, all.data(), all.size(), 0)));
+    return all;
+  }
+
+ private:
+  int said_ = ::memfd_create("stdout", MFD_CLOEXEC);
+  int before_ = ::dup(STDOUT_FILENO);
+};
+
+// Its Nth validation has the Nth of these as "score".
+class Scored final : public SmallModule {
+ public:
+  explicit Scored(std::vector<double> scores) : SmallModule({}), scores_(std::move(scores)) {}
+  void on_validation_epoch_end() override { log("score", scores_.at(validations_++)); }
+
+ private:
+  std::vector<double> scores_;
+  std::size_t validations_ = 0;
 };
 
 }  // namespace
@@ -265,6 +307,38 @@ TEST_CASE("early stopping ends it, and its count is kept") {
   CHECK(other.waited() == 2);
 }
 
+TEST_CASE("early stopping: what is no number is never better, and it says why it stops") {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const EarlyStopping::Options stopping{.monitor = "score", .patience = 2};
+  const auto epochs_of = [&](const std::vector<double>& scores,
+                             const std::shared_ptr<EarlyStopping>& callback) {
+    TrainerOptions options;
+    options.max_epochs = static_cast<std::int64_t>(scores.size());
+    options.callbacks = {callback};
+    Trainer trainer(options);
+    trainer.fit(std::make_shared<Scored>(scores));
+    return trainer.current_epoch();
+  };
+  CHECK(epochs_of({kNan, 3, 2, kNan, 1}, std::make_shared<EarlyStopping>(stopping)) == 5);
+
+  std::string said;
+  const auto without = std::make_shared<EarlyStopping>(stopping);
+  {
+    const Said out;
+    CHECK(epochs_of({kNan, kNan, 1}, without) == 2);
+    said = out.text();
+  }
+  CHECK(contains(said,
+                 "early stopping: score has not become better 2 times in a row: the best was "
+                 "none, the newest is nan"));
+  CHECK_FALSE(without->state().contains("best"));
+
+  // As earlier versions have left it.
+  const auto resumed = std::make_shared<EarlyStopping>(stopping);
+  resumed->load_state({{"waited", 1}, {"best", {{"best", "nan"}}}});
+  CHECK(epochs_of({3, 2, 1}, resumed) == 3);
+}
+
 TEST_CASE("monitors add to what is reported, and all is read back from the metrics file") {
   const TemporaryFolder folder;
   TrainerOptions options;
@@ -284,6 +358,17 @@ TEST_CASE("monitors add to what is reported, and all is read back from the metri
   }
 }
 
+TEST_CASE("a step's metrics have the learning rate that it was taken with") {
+  TrainerOptions options;
+  options.log_every_n_steps = 1;
+  options.max_steps = 1;
+  options.callbacks = {std::make_shared<LearningRateMonitor>()};
+  Trainer trainer(options);
+  trainer.fit(small(false));  // from a tenth of 0.01 up
+  CHECK(trainer.callback_metrics().at("lr") == doctest::Approx(1e-3));
+  CHECK(trainer.optimizer().lr() > 2e-3);
+}
+
 TEST_CASE("the best checkpoints are kept, by what is monitored") {
   const TemporaryFolder folder;
   ModelCheckpoint::Options keep;
@@ -301,6 +386,34 @@ TEST_CASE("the best checkpoints are kept, by what is monitored") {
   }
   CHECK(kept >= 2);
   CHECK(kept <= 3);  // the two best, and the newest if it is not among them
+}
+
+TEST_CASE("the best are kept of validations within an epoch too, and a monitor must be there") {
+  const TemporaryFolder folder;
+  TrainerOptions options;
+  options.max_epochs = 2;  // of 10 steps
+  options.val_check_interval = 4;
+  options.default_root_dir = folder / "storage";
+  const auto fit = [&](const std::string& monitor) {
+    options.callbacks = {std::make_shared<ModelCheckpoint>(
+        ModelCheckpoint::Options{.save_top_k = 2, .monitor = monitor})};
+    Trainer(options).fit(std::make_shared<Scored>(std::vector<double>{3, 1, 2, 4}));
+  };
+  SUBCASE("kept") {
+    fit("score");
+    std::map<std::int64_t, double> scores;
+    for (const Checkpoint& each : list_checkpoints(folder / "storage", [](const auto&) {})) {
+      const Metrics& metrics = each.manifest.metrics;
+      scores[each.manifest.step] = metrics.contains("score") ? metrics.at("score") : -1;
+    }
+    // Of the validations at 4, 8, 14 and 18 the two best, and the newest.
+    CHECK(scores == std::map<std::int64_t, double>{{8, 1}, {14, 2}, {20, -1}});
+  }
+  SUBCASE("a name that nothing has") {
+    CHECK(
+        contains(message_of<Error>([&] { fit("scores"); }),
+                 "ModelCheckpoint: there is no metric 'scores' to keep the best by; there are: "));
+  }
 }
 
 TEST_CASE("a checkpoint has a validation's metrics only where its weights were validated") {
