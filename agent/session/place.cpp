@@ -59,6 +59,12 @@ void check_config(const NodePlace& place, const std::string& text) {
   wire::member(json, "head");
 }
 
+bool others_may_write(const fs::path& folder) {
+  constexpr fs::perms others = fs::perms::group_write | fs::perms::others_write;
+  std::error_code unseen;
+  return (fs::status(folder, unseen).permissions() & others) != fs::perms::none;
+}
+
 }  // namespace
 
 NodePlace place_of(const wire::OpenNode& which, const wire::HostFacts& host,
@@ -82,11 +88,12 @@ wire::FoundClusters find_clusters(const wire::FindClusters& which, const wire::H
   wire::FoundClusters found;
   for (const fs::path& base : bases) {
     std::error_code none;
+    const bool is_shared = others_may_write(base);
     for (const auto& entry : fs::directory_iterator(base, none)) {
       const paths::HeadRoot root{entry.path() / "head"};
-      // A base may be everybody's: secrets go to a head, so it must be this user's before a word of
+      // Secrets go to a head: where others may have put it, it must be this user's before a word of
       // it is read.
-      if (!is_own_folder(entry.path()) || !is_own_folder(root.root)) continue;
+      if (is_shared && (!is_own_folder(entry.path()) || !is_own_folder(root.root))) continue;
       if (!fs::exists(root.config(), none)) continue;
       try {
         wire::HeadFound head = describe_head(root);

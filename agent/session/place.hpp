@@ -29,7 +29,7 @@ struct NodePlace {
 NodePlace place_of(const wire::OpenNode& which, const wire::HostFacts& host,
                    const fs::path& program);
 
-// Those whose heads are this user's.
+// Where others may put folders too, those whose heads are real folders of this user.
 wire::FoundClusters find_clusters(const wire::FindClusters& which, const wire::HostFacts& host);
 
 // Throws Error(not_found) when the head's root holds no head.

@@ -5,6 +5,7 @@
 
 #include "launcher/cluster/plan.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/log.hpp"
 #include "launcher/core/paths.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/remote/agent_session.hpp"
@@ -192,7 +193,13 @@ std::optional<ClusterState> adopt(const ClusterSpec& spec, Provider& provider,
   // What that one has written knows more.
   if (auto written = load_cluster(spec.cluster_name)) return written;
   save_cluster(*state);
-  if (made) provider.list();  // now that it is known it notes where these are
+  if (made) {
+    try {
+      provider.list();  // now that it is known it notes where these are
+    } catch (const Error& error) {
+      log::debug("where the machines are is noted later", {{"why", error.what()}});
+    }
+  }
   return state;
 }
 

@@ -6,6 +6,7 @@
 
 #include "launcher/cluster/door.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain {
@@ -26,6 +27,11 @@ std::string host_of(const ClusterSpec& spec) {
   if (spec.provider.kind != ProviderKind::ssh || spec.provider.hosts.empty()) return "";
   const HostSpec& host = spec.provider.hosts.front();
   return host.host + (host.ssh_port ? ", port " + std::to_string(*host.ssh_port) : "");
+}
+
+// However it is written.
+fs::path folder_of(const ClusterSpec& spec) {
+  return (fs::path(spec.provider.root) / "").lexically_normal();
 }
 
 std::string changed(const std::string& what, const std::string& was, const std::string& now) {
@@ -52,7 +58,7 @@ std::string another_place(const ClusterSpec& was, const ClusterSpec& now) {
   if (was.head_moves() != now.head_moves()) {
     return changed("head_node_type", was.head_node_type, now.head_node_type);
   }
-  if (was.provider.root != now.provider.root) {
+  if (folder_of(was) != folder_of(now)) {
     return changed("provider.root", was.provider.root, now.provider.root);
   }
   const std::string user = user_of(was);
@@ -88,7 +94,7 @@ void refuse_second_head(const UpRun& run) {
             : std::shared_ptr<Provider>(provider_of(*run.before, run.options.access));
     if (!is_there(head, id, was, *before, agent)) return;
     // By another name it may be the same: with the same root it is found there too.
-    const bool may_be_same = was.provider.root == now.provider.root;
+    const bool may_be_same = folder_of(was) == folder_of(now);
     if (may_be_same && !run.plan.nodes.empty() &&
         is_there(run.plan.nodes.front().machine, id, now, *run.provider, agent)) {
       return;

@@ -99,7 +99,7 @@ void Engine::Impl::tick() {
     if (job == nullptr || !job->durable || job->ended()) continue;
     if (job->not_before && *job->not_before <= now) job->not_before.reset();
     if (job->backoff_until && *job->backoff_until <= now) job->backoff_until.reset();
-    if (job->storage_look && *job->storage_look <= now) job->storage_look.reset();
+    if (job->storage_look && *job->storage_look <= now) look_for_storage(*job);
     for (Spare& spare : job->spares) {
       if (spare.pairs_again && *spare.pairs_again <= now) spare.pairs_again.reset();
     }

@@ -181,7 +181,7 @@ struct Job {
   std::optional<Monotonic> not_before;     // a lost node's lease runs until then
   std::optional<Monotonic> backoff_until;  // its restart.backoff_s
   WallTime backoff_ends;                   // the same, for people
-  std::optional<Monotonic> storage_look;   // its storage was not there: not before then
+  std::optional<Monotonic> storage_look;   // its storage was not there: held; looked for then
   NodeId suspect;                          // where its last two attempts failed; empty: nowhere
   std::vector<Spare> spares;
   std::string lacks;                    // why there are not as many as it asks for
@@ -442,6 +442,7 @@ struct Engine::Impl {
     bool away = false;  // the storage is not there, and checkpoints in it are on record
   };
   void prepared(const JobId& id, const std::string& token, Prepared result);
+  void look_for_storage(Job& job);
   void advance(Job& job, Attempt& attempt);
 
   // hot_spares.cpp

@@ -184,7 +184,7 @@ std::string Engine::Impl::held(const Job& job) const {
     return "waits until " + rfc3339(job.backoff_ends) +
            " before it begins anew (restart.backoff_s)";
   }
-  if (job.storage_look && *job.storage_look > clock.now()) {
+  if (job.storage_look) {
     return "waits for its storage: " + printable_path(checkpoints_folder(storage(job))) +
            " is not there, and checkpoints in it are on record (" +
            std::to_string(job.checkpoints.size()) +
@@ -429,6 +429,24 @@ void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
       });
 }
 
+// Until it is there the job is held: one that waited for nodes would keep others from theirs.
+void Engine::Impl::look_for_storage(Job& job) {
+  job.storage_look = clock.now() + kLookForStorage;
+  work<bool>(
+      quick,
+      [folder = checkpoints_folder(storage(job))] {
+        std::error_code unseen;
+        return fs::exists(folder, unseen);
+      },
+      [this, id = job.row.id](bool is_there) {
+        Job* found = find(id);
+        if (!is_there || found == nullptr) return;
+        found->storage_look.reset();
+        schedule();
+        rearm();
+      });
+}
+
 void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared result) {
   Job* found = find(id);
   if (found == nullptr || !found->preparing || found->attempts.back().row.token != token) return;
@@ -448,6 +466,7 @@ void Engine::Impl::prepared(const JobId& id, const std::string& token, Prepared 
   }
   if (result.away) {
     job.attempts.pop_back();
+    job.gave_up_kept = true;  // how long that takes nobody knows
     job.storage_look = clock.now() + kLookForStorage;
     schedule();
     rearm();

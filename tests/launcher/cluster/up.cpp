@@ -154,6 +154,8 @@ TEST_CASE("another place for the head is what leads to another machine, user or 
   CHECK(another_place(was, now) == "ssh_user was not given, and is me");
   now.provider.root = "/scratch";
   CHECK(another_place(was, now) == "provider.root was not given, and is /scratch");
+  was.provider.root = "/scratch/./";
+  CHECK(another_place(was, now) == "ssh_user was not given, and is me");
 
   was.provider.hosts.clear();
   was.provider.kind = ProviderKind::slurm;

@@ -448,6 +448,14 @@ TEST_CASE("no attempt begins while a storage with checkpoints on record is not t
     world.advance(10s);
     CHECK(world.started("node-0", id, 2).checkpoint == checkpoint_folder(storage, 0).string());
   }
+  SUBCASE("still away when it is looked for again: it stays held, and who comes after it runs") {
+    world.advance(10s);
+    const JobId other = world.submit(World::spec());
+    world.started("node-0", other, 1);
+    world.advance(10s);
+    CHECK(world.engine->job(id).at("reason") == reason);
+    CHECK(world.said(id, "waits for its storage") == 1);
+  }
   SUBCASE("made anew by who has deleted it") {
     fs::create_directories(checkpoints_folder(storage));
     world.advance(10s);
