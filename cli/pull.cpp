@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <set>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -126,9 +127,9 @@ class Puller {
   Screen screen_;
   wire::Downloads downloads_;
   Arrivals arrivals_;
-  std::set<std::string> named_;  // paths without a sum that have arrived
-  std::deque<Incoming> coming_;  // those that want bytes are asked for, in this order
-  std::set<std::string> again_;  // paths that are asked for a second time
+  std::set<std::string> unnamed_;  // of arrivals_, the paths without a sum
+  std::deque<Incoming> coming_;    // those that want bytes are asked for, in this order
+  std::set<std::string> again_;    // paths that are asked for a second time
   nlohmann::json listed_ = nlohmann::json::array();
   std::uint64_t total_ = 0;
   std::uint64_t done_ = 0;
@@ -225,8 +226,8 @@ void Puller::end_first() {
       coming_.push_back(std::move(file));
       return;
     }
-    arrivals_.add(file);
-    if (!file.file().sha256) named_.insert(file.file().path);
+    if (!file.file().sha256) unnamed_.insert(file.file().path);
+    if (arrivals_.add(file)) name_all();
     done(file, file.how());
   } catch (Error& error) {
     error.while_doing("pulling " + file.file().path);
@@ -235,10 +236,11 @@ void Puller::end_first() {
   }
 }
 
-// Files of this job are noted only once they are here.
+// Logs of this job are noted as soon as they have their names and not before, for it may be killed.
 void Puller::name_all() {
+  const std::set<std::string> arrived = std::exchange(unnamed_, {});
   arrivals_.name_all();
-  logs_.add(named_);
+  logs_.add(arrived);
 }
 
 void Puller::pull(const std::vector<RemoteFile>& files) {
