@@ -254,6 +254,62 @@ TEST_CASE("submit: Ctrl-C detaches, says how to come back, and the job is not st
   CHECK(!stopped);
 }
 
+TEST_CASE("submit --stop: who leaves before the head has the job is told that the cluster stays") {
+  House house;
+  std::promise<void> asked;
+  std::promise<void> gone;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method == "POST") {
+      asked.set_value();
+      gone.get_future().wait();
+    }
+    return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+  });
+  SpawnOptions options = house.options({"submit", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  CHECK(asked.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGINT);
+  CHECK(wait(pid).code == 130);
+  gone.set_value();
+  const std::string said = read_file(house.work / "err");
+  CHECK(has(said, "stopped before the head said that it has the job"));
+  CHECK(has(said, "cluster c is not given back: dtrain down -c c\n"));
+}
+
+TEST_CASE("submit --stop: who leaves while the cause is asked for is told that the cluster stays") {
+  House house;
+  std::promise<void> asked;
+  std::promise<void> gone;
+  house.serve(
+      [&](const FakeHead::Request& request) -> FakeHead::Response {
+        if (request.target == "/v1/jobs/job-aaaaaa") {
+          asked.set_value();
+          gone.get_future().wait();
+        }
+        if (request.target == "/v1/jobs" && request.method == "GET") {
+          return {200, json{{"jobs", {summary("job-aaaaaa", "failed")}}}.dump()};
+        }
+        if (request.target.ends_with("/files")) return {200, R"({"files":[]})"};
+        return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+      },
+      [](FakeHead::Connection& connection) {
+        connection.text(state_frame("failed"));
+        connection.text(end_frame("failed", 3));
+        connection.close();
+      });
+  SpawnOptions options = house.options({"submit", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  CHECK(asked.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGINT);
+  CHECK(wait(pid).code == 1);  // the job's
+  gone.set_value();
+  CHECK(has(read_file(house.work / "err"), "cluster c stays up until dtrain down -c c\n"));
+}
+
 TEST_CASE("submit --json: one JSON object a line") {
   House house;
   house.serve_job([](FakeHead::Connection& connection) {
