@@ -17,6 +17,7 @@
 #include "cli/screen.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/stop.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/downloads.hpp"
 #include "launcher/wire/json.hpp"
@@ -111,7 +112,6 @@ class Puller {
   }
 
  private:
-  void check_wanted() const;
   void begin(const RemoteFile& file);
   void ask(const Incoming& file);
   void end_first();
@@ -164,12 +164,8 @@ void Puller::ask(const Incoming& file) {
                  file.offset());
 }
 
-void Puller::check_wanted() const {
-  if (stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
-}
-
 void Puller::begin(const RemoteFile& file) {
-  check_wanted();
+  throw_if_stopped(stop_);
   Incoming incoming(file, safe_below(folder_, file.path), job_);
   if ((file.sha256 || logs_.has(file.path)) && incoming.already_here()) {
     ++kept_;
@@ -186,7 +182,7 @@ void Puller::fetch(Incoming& file) {
     try {
       downloads_.take(
           [&](std::string_view bytes) {
-            check_wanted();
+            throw_if_stopped(stop_);
             file.take(bytes);
             moved_ += bytes.size();
             done_ += bytes.size();
@@ -196,7 +192,7 @@ void Puller::fetch(Incoming& file) {
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
-      check_wanted();
+      throw_if_stopped(stop_);
       if (error.code() != ErrorCode::unreachable || attempt == kDownloadTries) throw;
       ::usleep(200000U * static_cast<unsigned>(attempt));
     }
