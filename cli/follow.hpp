@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "cli/context.hpp"
@@ -40,8 +41,9 @@ FollowResult follow(const Context& context, const wire::ApiClient& client,
                     const FollowOptions& options);
 
 // What is said after following: how to come back when detached, the root cause when it failed.
-// Gives the exit code.
-int finish_following(const Context& context, const std::string& job, const FollowResult& result);
+// Gives the exit code. `stop` ends the asking for the cause.
+int finish_following(const Context& context, const std::string& job, const FollowResult& result,
+                     const std::stop_token& stop = {});
 
 // The exit code of `submit` and `logs -f` for a job's last state.
 int exit_code_for_state(const std::string& state) noexcept;

@@ -63,7 +63,8 @@ bool other_wait(const std::string& before, const std::string& now) {
          std::abs(minutes_of(first.start) - minutes_of(second.start)) >= kLittle.count();
 }
 
-int finish_following(const Context& context, const std::string& job, const FollowResult& result) {
+int finish_following(const Context& context, const std::string& job, const FollowResult& result,
+                     const std::stop_token& stop) {
   if (result.interrupted != 0) {
     const std::string option = context.cluster_option();
     if (context.globals.json && !result.torn) {
@@ -77,7 +78,7 @@ int finish_following(const Context& context, const std::string& job, const Follo
   if (result.state == "failed" && !context.globals.json) {
     std::string why;
     try {
-      why = failure_line(context.client(), job);
+      why = failure_line(context.client(stop), job);
     } catch (const Error&) {  // the state is known, the reason is an extra
     }
     if (!why.empty()) context.warn("root cause: " + why);

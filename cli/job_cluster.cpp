@@ -2,7 +2,6 @@
 
 #include "cli/bring_up.hpp"
 #include "cli/pull.hpp"
-#include "cli/signals.hpp"
 #include "cli/up_words.hpp"
 #include "launcher/cluster/state.hpp"
 #include "launcher/core/error.hpp"
@@ -54,31 +53,15 @@ void JobCluster::take_back(bool whatever_is_there) noexcept {
   }
 }
 
-namespace {
-
-// As pull_job(); `signal` is the one that came meanwhile, 0 for none.
-PulledJob pull_unless_stopped(Context& context, const std::string& job, const std::string& folder,
-                              int& signal) {
-  EndingSignals ending;
-  try {
-    PulledJob pulled = pull_job(context, job, folder, ending.stop.token());
-    signal = ending.signals.next_ending();
-    return pulled;
-  } catch (const Error&) {
-    signal = ending.signals.next_ending();
-    throw;
-  }
-}
-
-}  // namespace
-
-int give_back(Context& context, const std::string& job, const std::string& folder) {
+int give_back(Context& context, const std::string& job, const std::string& folder,
+              EndingSignals& ending) {
   const std::string stays =
       "; cluster " + context.cluster() + " stays up until dtrain down -c " + context.cluster();
   int signal = 0;
   const auto code = [&] { return signal != 0 ? 128 + signal : 1; };
   try {
-    const PulledJob pulled = pull_unless_stopped(context, job, folder, signal);
+    const PulledJob pulled = pull_job(context, job, folder, ending.token());
+    signal = ending.end();
     if (context.globals.json) context.print_json(pulled.json);
     context.note(pulled.line);
     if (!pulled.complete) {
@@ -90,6 +73,7 @@ int give_back(Context& context, const std::string& job, const std::string& folde
       return code();
     }
   } catch (const Error& error) {
+    if (signal == 0) signal = ending.end();
     context.warn(error.what());
     context.warn("the results of " + job + " are not here" + stays);
     return code();

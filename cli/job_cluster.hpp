@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cli/context.hpp"
+#include "cli/signals.hpp"
 
 // A cluster that lives as long as jobs need it: `submit --on`, and the end of `submit --stop`.
 namespace dtrain::cli {
@@ -30,8 +31,10 @@ class JobCluster {
 };
 
 // Behind a job that has ended: brings its results here, to `folder` (empty: one named by the job),
-// and takes the cluster down, unless jobs run on it or results would be lost. Says what it does;
-// gives the exit code.
-int give_back(Context& context, const std::string& job, const std::string& folder);
+// and takes the cluster down, unless jobs run on it, results would be lost, or a signal has come
+// that was to end this; `ending` is ended when the results are here. Says what it does; gives the
+// exit code.
+int give_back(Context& context, const std::string& job, const std::string& folder,
+              EndingSignals& ending);
 
 }  // namespace dtrain::cli

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <set>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "cli/screen.hpp"
 #include "launcher/cluster/counted.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/stop.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/wire/downloads.hpp"
 #include "launcher/wire/json.hpp"
@@ -110,7 +112,6 @@ class Puller {
   }
 
  private:
-  void check_wanted() const;
   void begin(const RemoteFile& file);
   void ask(const Incoming& file);
   void end_first();
@@ -126,9 +127,9 @@ class Puller {
   Screen screen_;
   wire::Downloads downloads_;
   Arrivals arrivals_;
-  std::set<std::string> named_;  // paths without a sum that have arrived
-  std::deque<Incoming> coming_;  // those that want bytes are asked for, in this order
-  std::set<std::string> again_;  // paths that are asked for a second time
+  std::set<std::string> unnamed_;  // of arrivals_, the paths without a sum
+  std::deque<Incoming> coming_;    // those that want bytes are asked for, in this order
+  std::set<std::string> again_;    // paths that are asked for a second time
   nlohmann::json listed_ = nlohmann::json::array();
   std::uint64_t total_ = 0;
   std::uint64_t done_ = 0;
@@ -163,12 +164,8 @@ void Puller::ask(const Incoming& file) {
                  file.offset());
 }
 
-void Puller::check_wanted() const {
-  if (stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
-}
-
 void Puller::begin(const RemoteFile& file) {
-  check_wanted();
+  throw_if_stopped(stop_);
   Incoming incoming(file, safe_below(folder_, file.path), job_);
   if ((file.sha256 || logs_.has(file.path)) && incoming.already_here()) {
     ++kept_;
@@ -185,7 +182,7 @@ void Puller::fetch(Incoming& file) {
     try {
       downloads_.take(
           [&](std::string_view bytes) {
-            check_wanted();
+            throw_if_stopped(stop_);
             file.take(bytes);
             moved_ += bytes.size();
             done_ += bytes.size();
@@ -195,7 +192,7 @@ void Puller::fetch(Incoming& file) {
       return;
     } catch (const Error& error) {
       // A head that is started again meanwhile: go on where the bytes stopped.
-      check_wanted();
+      throw_if_stopped(stop_);
       if (error.code() != ErrorCode::unreachable || attempt == kDownloadTries) throw;
       ::usleep(200000U * static_cast<unsigned>(attempt));
     }
@@ -225,8 +222,8 @@ void Puller::end_first() {
       coming_.push_back(std::move(file));
       return;
     }
-    arrivals_.add(file);
-    if (!file.file().sha256) named_.insert(file.file().path);
+    if (!file.file().sha256) unnamed_.insert(file.file().path);
+    if (arrivals_.add(file)) name_all();
     done(file, file.how());
   } catch (Error& error) {
     error.while_doing("pulling " + file.file().path);
@@ -235,10 +232,11 @@ void Puller::end_first() {
   }
 }
 
-// Files of this job are noted only once they are here.
+// Logs of this job are noted as soon as they have their names and not before, for it may be killed.
 void Puller::name_all() {
+  const std::set<std::string> arrived = std::exchange(unnamed_, {});
   arrivals_.name_all();
-  logs_.add(named_);
+  logs_.add(arrived);
 }
 
 void Puller::pull(const std::vector<RemoteFile>& files) {

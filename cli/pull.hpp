@@ -76,7 +76,8 @@ class Incoming {
 // else. What is not named when the program ends is found by the next pull.
 class Arrivals {
  public:
-  void add(const Incoming& file);
+  // Whether so many wait that they are to be named now.
+  bool add(const Incoming& file);
   // All that were added have their names, durably. Throws Error.
   void name_all();
 

@@ -151,10 +151,10 @@ void Incoming::start_over() {
   offset_ = file_.released;
 }
 
-void Arrivals::add(const Incoming& file) {
+bool Arrivals::add(const Incoming& file) {
   waiting_.push_back({file.part(), file.target()});
   bytes_ += file.file().size;
-  if (waiting_.size() >= kNameFiles || bytes_ >= kNameBytes) name_all();
+  return waiting_.size() >= kNameFiles || bytes_ >= kNameBytes;
 }
 
 void Arrivals::name_all() {

@@ -107,4 +107,11 @@ OnSignal::~OnSignal() {
   thread_.join();
 }
 
+int EndingSignals::end() {
+  stop_.reset();  // first: one that comes while its thread ends is taken, too
+  const int signal = signals_ ? signals_->next_ending() : 0;
+  signals_.reset();
+  return signal;
+}
+
 }  // namespace dtrain::cli

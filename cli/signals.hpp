@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <stop_token>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "launcher/core/unique_fd.hpp"
 
@@ -86,9 +88,18 @@ class StopOnSignal {
 
 // Those by which a person or a terminal that is closed ends a command, while it must not go without
 // a word: they request a stop.
-struct EndingSignals {
-  Signals signals{SIGINT, SIGTERM, SIGHUP};
-  StopOnSignal stop{signals};
+class EndingSignals {
+ public:
+  const std::stop_token& token() const { return token_; }
+  // From now on signals do again what they did before. The one that came until then has requested
+  // the stop; 0: none, or this was ended already.
+  int end();
+
+ private:
+  std::optional<Signals> signals_{std::in_place,
+                                  std::initializer_list<int>{SIGINT, SIGTERM, SIGHUP}};
+  std::optional<StopOnSignal> stop_{std::in_place, *signals_};
+  std::stop_token token_ = stop_->token();
 };
 
 }  // namespace dtrain::cli

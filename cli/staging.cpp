@@ -15,6 +15,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/own_programs.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/stop.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/blob_stream.hpp"
 #include "launcher/files/ignore.hpp"
@@ -170,15 +171,11 @@ class Progress {
   Monotonic last_;
 };
 
-void check_wanted(const std::stop_token& stop) {
-  if (stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
-}
-
 // The next text frame; its error, if it is one, is thrown.
 json next_answer(wire::ApiStream& stream, const std::stop_token& stop) {
   const auto until = std::chrono::steady_clock::now() + kSilence;
   while (true) {
-    check_wanted(stop);
+    throw_if_stopped(stop);
     const auto now = std::chrono::steady_clock::now();
     const auto event = stream.wait(std::min(until, now + kLookEvery));
     if (event.what == wire::ApiStream::What::timeout) {
@@ -335,7 +332,7 @@ void send_files(const Context& context, const wire::ApiClient& client, const Sta
     Progress progress(context, total);
     BlobSender sender(std::move(sources), zstd);
     for (std::string piece = sender.next(); !piece.empty(); piece = sender.next()) {
-      check_wanted(stop);
+      throw_if_stopped(stop);
       stream.send_binary(std::move(piece));
       // Its error, or its end.
       if (!stream.send_below(kQueue, kSilence)) (void)next_answer(stream, stop);

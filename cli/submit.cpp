@@ -133,6 +133,11 @@ JobSpec make_spec(const Context& context, const SubmitFlags& options, const Want
   return spec;
 }
 
+// In the end; with --on unless the cluster is one that stays.
+bool gives_back(const SubmitFlags& options) {
+  return options.stop || !options.on.empty();
+}
+
 void check_flags(const SubmitFlags& options) {
   const OriginFlags& origin = options.origin;
   if (!origin.resume.empty() && !origin.from_checkpoint.empty()) {
@@ -140,13 +145,12 @@ void check_flags(const SubmitFlags& options) {
                 "--resume goes on from the job's own newest checkpoint, "
                 "--from-checkpoint begins a new one: one of them");
   }
-  const bool gives_back = options.stop || !options.on.empty();
   const std::string flag = options.on.empty() ? "--stop" : "--on";
-  if (gives_back && options.detach) {
+  if (gives_back(options) && options.detach) {
     throw Error(ErrorCode::usage, "with --detach nobody waits to do what " + flag + " says")
         .with_hint("dtrain up CLUSTER.yaml, dtrain submit -d, and dtrain down in the end");
   }
-  if (!options.output.empty() && !gives_back) {
+  if (!options.output.empty() && !gives_back(options)) {
     throw Error(ErrorCode::usage, "--output is where --on and --stop bring the job's results")
         .with_hint("dtrain pull JOB -o " + shell_quote(options.output));
   }
@@ -163,19 +167,18 @@ struct Queued {
   nlohmann::json answer;
 };
 
-// Reads what is wanted, brings up where it is to run, and submits it there. `ending` begins when
-// the cluster of --on is up.
+// Reads what is wanted, brings up where it is to run, and submits it there. `ending` begins when a
+// cluster is up that is to be given back.
 Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_cluster,
                  std::optional<EndingSignals>& ending) {
   const OriginFlags& origin = options.origin;
   const Wanted what = wanted(context, options);
   const auto start = [&] {
     if (options.local) use_local(context);
-    if (options.on.empty()) return;
-    job_cluster.start(options.on, options.yes);
-    ending.emplace();
+    if (!options.on.empty()) job_cluster.start(options.on, options.yes);
+    if (gives_back(options)) ending.emplace();
   };
-  const auto stop = [&] { return ending ? ending->stop.token() : std::stop_token(); };
+  const auto stop = [&] { return ending ? ending->token() : std::stop_token(); };
   std::optional<ResumedJob> resumed;
   if (!origin.resume.empty()) {
     start();
@@ -227,8 +230,11 @@ int run_submit(Context& context, const SubmitFlags& options) {
   std::optional<EndingSignals> ending;
   int signal = 0;  // that came meanwhile
   const auto take_signal = [&] {
-    if (ending) signal = ending->signals.next_ending();
-    ending.reset();
+    if (ending) signal = ending->end();
+  };
+  const auto stays = [&] {
+    context.warn("cluster " + context.cluster() + " is not given back: dtrain down -c " +
+                 context.cluster());
   };
   Queued queued;
   try {
@@ -236,6 +242,7 @@ int run_submit(Context& context, const SubmitFlags& options) {
     take_signal();
   } catch (const Error&) {
     take_signal();
+    const bool leaves_it = options.stop && !job_cluster.is_temporary();
     job_cluster.give_up();
     if (signal == 0) throw;
     const Error stopped(ErrorCode::failed, "stopped before the head said that it has the job");
@@ -244,6 +251,7 @@ int run_submit(Context& context, const SubmitFlags& options) {
     } else {
       context.warn(stopped.message());
     }
+    if (leaves_it) stays();
     return 128 + signal;
   }
   const nlohmann::json& answer = queued.answer;
@@ -264,23 +272,22 @@ int run_submit(Context& context, const SubmitFlags& options) {
     submitted["type"] = "submitted";
     context.print_json(submitted);
   }
-  const std::string stays =
-      "cluster " + context.cluster() + " is not given back: dtrain down -c " + context.cluster();
   FollowResult result;
   try {
     result = signal != 0 ? FollowResult{.state = text_or(answer, "state"), .interrupted = signal}
                          : follow_job(context, options, queued.spec, job);
   } catch (const Error&) {
-    if (job_cluster.is_temporary()) context.warn(stays);
+    if (job_cluster.is_temporary()) stays();
     throw;
   }
-  const int code = finish_following(context, job, result);
+  ending.emplace();  // a head that is slow to say the cause is not waited for in silence
+  const int code = finish_following(context, job, result, ending->token());
   if (!options.stop && !job_cluster.is_temporary()) return code;
   if (result.interrupted != 0) {
-    context.warn(stays);
+    stays();
     return code;
   }
-  const int given_back = give_back(context, job, options.output);
+  const int given_back = give_back(context, job, options.output, *ending);
   return code != 0 ? code : given_back;
 }
 

@@ -10,6 +10,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/core/stop.hpp"
 #include "launcher/core/unique_fd.hpp"
 #include "launcher/files/sealed.hpp"
 #include "launcher/files/sha256.hpp"
@@ -81,7 +82,7 @@ void Parcels::make(Parcel& parcel, const SyncArchive& archive) const {
   std::size_t size = 0;
   parcel.key = make_seal_key();
   Sealer sealer(parcel.key, [&](std::string_view bytes) {
-    if (stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+    throw_if_stopped(stop_);
     write_all(file.get(), bytes);
     sum.add(bytes);
     size += bytes.size();

@@ -13,6 +13,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/stop.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
 #include "launcher/files/scan.hpp"
@@ -115,7 +116,7 @@ void sum_all(std::vector<Found>& all, FileFactsCache& cache, const SnapshotOptio
     for (std::size_t i = next++; i < all.size(); i = next++) {
       if (all[i].entry.kind != ContentEntry::Kind::file) continue;
       try {
-        if (options.stop.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+        throw_if_stopped(options.stop);
         sum_one(all[i], cache, options);
       } catch (...) {
         const std::lock_guard lock(mutex);

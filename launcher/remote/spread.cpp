@@ -6,6 +6,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/core/stop.hpp"
 
 namespace dtrain {
 namespace {
@@ -129,7 +130,7 @@ std::optional<Spread::Peer> Spread::Seat::source() {
       return choice.from != SpreadChoice::From::wait;
     };
     all.changed_.wait_for(lock, all.stop_, all.limits_.wait, decided);
-    if (all.stop_.stop_requested()) throw Error(ErrorCode::failed, "stopped");
+    throw_if_stopped(all.stop_);
     SpreadHost& own = all.hosts_[index_];
     own.here = choice.from != SpreadChoice::From::peer;
     own.silent = false;

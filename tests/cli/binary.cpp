@@ -254,6 +254,62 @@ TEST_CASE("submit: Ctrl-C detaches, says how to come back, and the job is not st
   CHECK(!stopped);
 }
 
+TEST_CASE("submit --stop: who leaves before the head has the job is told that the cluster stays") {
+  House house;
+  std::promise<void> asked;
+  std::promise<void> gone;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method == "POST") {
+      asked.set_value();
+      gone.get_future().wait();
+    }
+    return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+  });
+  SpawnOptions options = house.options({"submit", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  CHECK(asked.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGINT);
+  CHECK(wait(pid).code == 130);
+  gone.set_value();
+  const std::string said = read_file(house.work / "err");
+  CHECK(has(said, "stopped before the head said that it has the job"));
+  CHECK(has(said, "cluster c is not given back: dtrain down -c c\n"));
+}
+
+TEST_CASE("submit --stop: who leaves while the cause is asked for is told that the cluster stays") {
+  House house;
+  std::promise<void> asked;
+  std::promise<void> gone;
+  house.serve(
+      [&](const FakeHead::Request& request) -> FakeHead::Response {
+        if (request.target == "/v1/jobs/job-aaaaaa") {
+          asked.set_value();
+          gone.get_future().wait();
+        }
+        if (request.target == "/v1/jobs" && request.method == "GET") {
+          return {200, json{{"jobs", {summary("job-aaaaaa", "failed")}}}.dump()};
+        }
+        if (request.target.ends_with("/files")) return {200, R"({"files":[]})"};
+        return {200, R"({"job":"job-aaaaaa","name":"job","state":"queued"})"};
+      },
+      [](FakeHead::Connection& connection) {
+        connection.text(state_frame("failed"));
+        connection.text(end_frame("failed", 3));
+        connection.close();
+      });
+  SpawnOptions options = house.options({"submit", "--stop", "--", "./train"});
+  const UniqueFd err = open_file(house.work / "err", O_RDWR | O_CREAT);
+  options.stderr_fd = err.get();
+  const pid_t pid = spawn(options);
+  CHECK(asked.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGINT);
+  CHECK(wait(pid).code == 1);  // the job's
+  gone.set_value();
+  CHECK(has(read_file(house.work / "err"), "cluster c stays up until dtrain down -c c\n"));
+}
+
 TEST_CASE("submit --json: one JSON object a line") {
   House house;
   house.serve_job([](FakeHead::Connection& connection) {
@@ -515,6 +571,69 @@ TEST_CASE("pull: a folder's logs of another job are not taken for this one's") {
   }
   CHECK(json(asked) == json({"/v1/jobs/a-aaaaaa/files/logs/0.out bytes=0-",
                              "/v1/jobs/b-bbbbbb/files/logs/0.out bytes=0-"}));
+}
+
+TEST_CASE("pull: logs that were here when it was killed are not fetched again") {
+  House house;
+  constexpr std::size_t kMuch = std::size_t{64} << 20;  // named at once
+  std::promise<void> one_is_here;
+  std::promise<void> gone;
+  std::vector<std::string> asked;
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs") {
+      return {200, json{{"jobs", {summary("job-aaaaaa", "succeeded")}}}.dump()};
+    }
+    if (request.target.ends_with("/files")) {
+      return {200, json{{"files",
+                         {{{"path", "logs/0.out"}, {"size", kMuch}, {"sha256", nullptr}},
+                          {{"path", "logs/1.out"}, {"size", 4}, {"sha256", nullptr}}}}}
+                       .dump()};
+    }
+    asked.push_back(request.target.substr(request.target.rfind('/') + 1));
+    if (asked.back() == "0.out") return {200, std::string(kMuch, 'x')};
+    // This head closes the connection after each file, so that the next is asked for only then.
+    if (asked.size() == 2) {
+      one_is_here.set_value();
+      gone.get_future().wait();
+    }
+    return {200, "rest"};
+  });
+  const pid_t pid = spawn(house.options({"pull", "-o", "got"}));
+  CHECK(one_is_here.get_future().wait_for(kLimit) == std::future_status::ready);
+  ::kill(pid, SIGKILL);
+  CHECK(wait(pid).signal == SIGKILL);
+  gone.set_value();
+  CHECK(house.run({"pull", "-o", "got"}).exit.code == 0);
+  CHECK(json(asked) == json({"0.out", "1.out", "1.out"}));
+  CHECK(fs::file_size(house.work / "got/logs/0.out") == kMuch);
+  CHECK(read_file(house.work / "got/logs/1.out") == "rest");
+}
+
+TEST_CASE("pull: a log that did not get its name is not taken for one that is here") {
+  House house;
+  constexpr std::size_t kMuch = std::size_t{64} << 20;  // named at once, with those before it
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.target == "/v1/jobs") {
+      return {200, json{{"jobs", {summary("job-aaaaaa", "succeeded")}}}.dump()};
+    }
+    if (request.target.ends_with("/files")) {
+      return {200, json{{"files",
+                         {{{"path", "logs/0.out"}, {"size", 4}, {"sha256", nullptr}},
+                          {{"path", "logs/1.out"}, {"size", 4}, {"sha256", nullptr}},
+                          {{"path", "logs/2.out"}, {"size", kMuch}, {"sha256", nullptr}}}}}
+                       .dump()};
+    }
+    return {200, request.target.ends_with("2.out") ? std::string(kMuch, 'x') : "ours"};
+  });
+  const fs::path logs = house.work / "got/logs";
+  fs::create_directories(logs / "0.out");  // in the way
+  write_file_atomic(logs / "1.out", "else");
+  CHECK(house.run({"pull", "-o", "got"}).exit.code == 1);
+  CHECK(read_file(logs / "1.out") == "else");
+  fs::remove(logs / "0.out");
+  CHECK(house.run({"pull", "-o", "got"}).exit.code == 0);
+  CHECK(read_file(logs / "0.out") == "ours");
+  CHECK(read_file(logs / "1.out") == "ours");
 }
 
 TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {

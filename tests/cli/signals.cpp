@@ -13,6 +13,7 @@
 #include <array>
 #include <climits>
 #include <cstdlib>
+#include <stop_token>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -161,6 +162,23 @@ TEST_CASE("a window that changed ends nothing, and requests no stop") {
           ::kill(::getpid(), SIGINT);
           while (!stop.token().stop_requested()) std::this_thread::yield();
           ::_exit(signals.next_ending() == SIGINT ? 7 : 2);
+        }) == 7);
+}
+
+TEST_CASE("a signal that comes before the end of watching is taken, and has requested the stop") {
+  CHECK(ends([] {
+          EndingSignals ending;
+          ::kill(::getpid(), SIGTERM);
+          if (ending.end() != SIGTERM || !ending.token().stop_requested()) ::_exit(1);
+          if (ending.end() != 0) ::_exit(2);
+          ::kill(::getpid(), SIGINT);
+        }) == 128 + SIGINT);
+  // Also one that comes while the thread ends: of two that wait, Linux gives the lower number.
+  CHECK(ends([] {
+          EndingSignals ending;
+          const std::stop_callback late(ending.token(), [] { ::kill(::getpid(), SIGINT); });
+          ::kill(::getpid(), SIGTERM);
+          ::_exit(ending.end() == SIGINT ? 7 : 1);
         }) == 7);
 }
 

@@ -152,6 +152,17 @@ class JobCluster(ClusterCase):
         first.communicate(timeout=DEADLINE)
         self.assert_gone()
 
+    def test_who_leaves_what_start_brought_up_before_the_head_has_the_job_is_told(self):
+        self.ok("up", self.yaml)
+        env, asked = self.silent_head("POST /v1/jobs ")
+        process = self.start("submit", self.yaml, "--start", "--stop", "--", "/bin/true", env=env,
+                             stderr=subprocess.PIPE)
+        self.assertTrue(asked.wait(DEADLINE))
+        self.assertIn("cluster e2e is not given back: dtrain down -c e2e", self.leaves_at_once(process))
+        self.assertNotEqual(self.pids(), [])
+        self.ok("down", "-y")
+        self.assert_gone()
+
     def test_who_leaves_while_the_results_come_is_told(self):
         self.ok("up", self.yaml)
         env, asked = self.silent_head("/files ")
