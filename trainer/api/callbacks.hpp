@@ -46,7 +46,8 @@ class Callback {
 
 // Checkpoints: after each epoch's validation, every so many steps, and, with a `monitor`, after
 // each validation within an epoch that has a value of it: the weights that were measured. Each has
-// the means (of an epoch, of a validation) that were taken at its very step, and no older ones.
+// the means (of an epoch, of a validation) that were taken at its very step, and no older ones; the
+// last one, of a training that max_steps or stop() ends within an epoch, those of its part.
 // Where they go is the Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's
 // `checkpoint:` says which are kept; else these options do.
 class ModelCheckpoint final : public Callback {

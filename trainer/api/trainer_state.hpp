@@ -108,11 +108,12 @@ struct Trainer::State {
     hooks();
   }
   // The means of what was logged since the last call, which go into the metrics. Collective.
-  Metrics take_means(MetricLog& log);
+  void take_means(MetricLog& log);
   // The metrics without means that were taken at another step: weights that have changed since are
   // not what was measured.
   Metrics metrics_of_step() const;
-  void report_validation();  // the means that were taken at this step, alone
+  // These, and the means that were taken at this step, alone.
+  void report_means(Metrics its = {});
   // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();
@@ -123,7 +124,8 @@ struct Trainer::State {
   // At the end of an epoch with a validation: throws Error where nothing has been logged by that
   // name. Collective.
   void check_monitored() const;
-  void checkpoint(const Place& at);
+  // With the metrics of this step; of a name that both have, with `means`.
+  void checkpoint(const Place& at, Metrics means = {});
   bool agree_to_stop();
   void begin_profile();
   void end_profile();
