@@ -367,7 +367,9 @@ void Trainer::State::run_epoch(Trainer& trainer) {
                         (place.epoch + 1) % checkpoints->every_n_epochs == 0;
   // The last step's own waited for the epoch's end, where a resume has nothing of it to do again.
   const bool by_step = checkpoint_due() && checkpointed_at != place.step;
-  if (whole && (by_epoch || by_step || preempted)) {
+  const bool by_score = whole && validated_at == index && checkpointed_at != place.step &&
+                        has_monitored(metrics_of_step());
+  if (whole && (by_epoch || by_step || by_score || preempted)) {
     checkpoint(next);
   } else if (whole && !metrics.empty()) {
     session().report(place.step, metrics_of_step(), place.epoch);
