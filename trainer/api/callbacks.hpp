@@ -57,7 +57,7 @@ class ModelCheckpoint final : public Callback {
     std::int64_t every_n_train_steps = 0;  // 0: none between
     std::optional<int> save_top_k;         // by `monitor`, else the newest; all if unset or -1
     // A metric; what has no value of it is the worst. Error at the end of an epoch with a
-    // validation, where there is none of that name.
+    // validation, where there is none of that name and steps have been logged (log_every_n_steps).
     std::string monitor;
     Best mode = Best::min;
   };

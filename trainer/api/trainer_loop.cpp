@@ -114,6 +114,7 @@ void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
   const bool logs = place.step % options.log_every_n_steps == 0;
   Metrics step_metrics = train_log.take_step(context(), logs);
   if (logs) {
+    has_logged = true;
     if (last_loss) step_metrics.try_emplace("loss", *last_loss);
     if (options.gradient_clip_val) step_metrics["grad_norm"] = metrics.at("grad_norm");
     each([&](Callback& callback) { step_metrics.merge(callback.step_metrics(trainer)); });
@@ -155,7 +156,8 @@ bool Trainer::State::has_monitored(const Metrics& its) const {
 }
 
 void Trainer::State::check_monitored() const {
-  if (checkpoints == nullptr || checkpoints->monitor.empty() || has_monitored(metrics)) return;
+  if (checkpoints == nullptr || checkpoints->monitor.empty()) return;
+  if (!has_logged || has_monitored(metrics)) return;
   std::string known;
   for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
   throw Error("ModelCheckpoint: there is no metric '" + checkpoints->monitor +

@@ -66,6 +66,7 @@ struct Trainer::State {
   std::optional<double> last_loss;  // of the newest step that is read
   bool stops = false;               // on this rank
   bool has_ended = false;           // on all
+  bool has_logged = false;          // metrics of a step: there is none before log_every_n_steps
   bool preempted = false;
   std::int64_t checkpointed_at = -1;  // step
 
@@ -122,7 +123,7 @@ struct Trainer::State {
   // false where there is none. Collective.
   bool has_monitored(const Metrics& its) const;
   // At the end of an epoch with a validation: throws Error where nothing has been logged by that
-  // name. Collective.
+  // name, once a step's metrics have been taken too. Collective.
   void check_monitored() const;
   // With the metrics of this step; of a name that both have, with `means`.
   void checkpoint(const Place& at, Metrics means = {});

@@ -409,7 +409,12 @@ TEST_CASE("the best are kept of validations within an epoch too, and a monitor m
     // Of the validations at 4, 8, 14 and 18 the two best, and the newest.
     CHECK(scores == std::map<std::int64_t, double>{{8, 1}, {14, 2}, {20, -1}});
   }
+  SUBCASE("a step's, in epochs that are shorter than log_every_n_steps") {
+    fit("loss");
+    CHECK_FALSE(list_checkpoints(folder / "storage", [](const auto&) {}).empty());
+  }
   SUBCASE("a name that nothing has") {
+    options.log_every_n_steps = 10;
     CHECK(
         contains(message_of<Error>([&] { fit("scores"); }),
                  "ModelCheckpoint: there is no metric 'scores' to keep the best by; there are: "));
