@@ -44,19 +44,20 @@ class Callback {
   virtual void load_state(const nlohmann::json&) {}
 };
 
-// Checkpoints: after each epoch's validation, every so many steps, and, with a `monitor`, after
-// each validation within an epoch that has a value of it: the weights that were measured. Each has
-// the means (of an epoch, of a validation) that were taken at its very step, and no older ones.
-// Where they go is the Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's
-// `checkpoint:` says which are kept; else these options do.
+// Checkpoints: at the end of every so many epochs, every so many steps, and, with a `monitor`,
+// after each validation that has a value of it: the weights that were measured. Each has the means
+// (of an epoch, of a validation) that were taken at its very step, and no older ones; the last one,
+// of a training that max_steps or stop() ends within an epoch, those of its part. Where they go is
+// the Trainer's default_root_dir, or dtrain's storage. Under dtrain the job's `checkpoint:` says
+// which are kept; else these options do.
 class ModelCheckpoint final : public Callback {
  public:
   struct Options {
-    std::int64_t every_n_epochs = 1;       // 0: none at the end of epochs
+    std::int64_t every_n_epochs = 1;       // 0: none for the end of epochs
     std::int64_t every_n_train_steps = 0;  // 0: none between
     std::optional<int> save_top_k;         // by `monitor`, else the newest; all if unset or -1
     // A metric; what has no value of it is the worst. Error at the end of an epoch with a
-    // validation, where there is none of that name.
+    // validation, where there is none of that name and steps have been logged (log_every_n_steps).
     std::string monitor;
     Best mode = Best::min;
   };

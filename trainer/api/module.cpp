@@ -53,7 +53,7 @@ Metrics MetricLog::take_step(Context& context, bool flushes) {
   return metrics;
 }
 
-Metrics MetricLog::take_epoch(Context& context) {
+Metrics MetricLog::means(Context& context) {
   late_.read();
   // A rank without batches knows no names: the sums go as objects.
   nlohmann::json mine = nlohmann::json::object();
@@ -77,13 +77,18 @@ Metrics MetricLog::take_epoch(Context& context) {
       sums[name].samples += value.at(2).get<double>();
     }
   }
-  entries_.clear();
-  progress_bar_.clear();
   Metrics metrics;
   for (const auto& [name, sum] : sums) {
     if (sum.samples > 0) metrics[name] = sum.sum / sum.samples;
   }
   return metrics;
+}
+
+Metrics MetricLog::take_epoch(Context& context) {
+  Metrics its = means(context);
+  entries_.clear();
+  progress_bar_.clear();
+  return its;
 }
 
 nlohmann::json MetricLog::state() {

@@ -97,8 +97,9 @@ class MetricLog {
            const LogOptions& options);
   // The step's values since the last call. Collective if `flushes`; else they are forgotten.
   Metrics take_step(Context& context, bool flushes);
-  // The epoch's means. Collective. Ranks may have logged different names, or nothing.
-  Metrics take_epoch(Context& context);
+  // The epoch's means so far. Collective. Ranks may have logged different names, or nothing.
+  Metrics means(Context& context);
+  Metrics take_epoch(Context& context);                          // those, and begins anew
   const Metrics& progress_bar() const { return progress_bar_; }  // as of the last reading
   LateScalars& late() { return late_; }
 

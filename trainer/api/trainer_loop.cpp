@@ -114,6 +114,7 @@ void Trainer::State::end_window(Trainer& trainer, std::int64_t batches) {
   const bool logs = place.step % options.log_every_n_steps == 0;
   Metrics step_metrics = train_log.take_step(context(), logs);
   if (logs) {
+    has_logged = true;
     if (last_loss) step_metrics.try_emplace("loss", *last_loss);
     if (options.gradient_clip_val) step_metrics["grad_norm"] = metrics.at("grad_norm");
     each([&](Callback& callback) { step_metrics.merge(callback.step_metrics(trainer)); });
@@ -155,27 +156,27 @@ bool Trainer::State::has_monitored(const Metrics& its) const {
 }
 
 void Trainer::State::check_monitored() const {
-  if (checkpoints == nullptr || checkpoints->monitor.empty() || has_monitored(metrics)) return;
+  if (checkpoints == nullptr || checkpoints->monitor.empty()) return;
+  if (!has_logged || has_monitored(metrics)) return;
   std::string known;
   for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
   throw Error("ModelCheckpoint: there is no metric '" + checkpoints->monitor +
               "' to keep the best by; there are: " + known);
 }
 
-void Trainer::State::checkpoint(const Place& at) {
+void Trainer::State::checkpoint(const Place& at, Metrics means) {
   train_log.late().read();  // a loss that ends the training does so before it is kept
   if (checkpoints == nullptr) return;
-  report(metrics_of_step(), at);
+  means.merge(metrics_of_step());
+  report(means, at);
   checkpointed_at = place.step;
 }
 
-Metrics Trainer::State::take_means(MetricLog& log) {
-  Metrics means = log.take_epoch(context());
-  for (const auto& [name, value] : means) {
+void Trainer::State::take_means(MetricLog& log) {
+  for (const auto& [name, value] : log.take_epoch(context())) {
     metrics[name] = value;
     kept->means[name] = place.step;
   }
-  return means;
 }
 
 Metrics Trainer::State::metrics_of_step() const {
@@ -186,8 +187,7 @@ Metrics Trainer::State::metrics_of_step() const {
   return its;
 }
 
-void Trainer::State::report_validation() {
-  Metrics its;
+void Trainer::State::report_means(Metrics its) {
   for (const auto& [name, step] : kept->means) {
     const auto found = metrics.find(name);  // the steps are rank 0's, the metrics each rank's own
     if (step == place.step && found != metrics.end()) its.insert(*found);
@@ -274,12 +274,13 @@ void Trainer::State::run_epoch(Trainer& trainer) {
   // whole one of these: where it is not limited it ends with its data.
   const bool is_limited = train_data->is_stream() || train_batches < train_data->batches();
   const std::int64_t end = is_limited ? train_batches : index + pass.batches();
-  const std::int64_t validates_every = val_every == train_batches ? end : val_every;
+  const bool validates_at_end = val_every == train_batches;
+  const std::int64_t validates_every = validates_at_end ? end : val_every;
   bool stream_has_ended = false;
   if (std::exchange(kept->validation_due, false) && trainer.validates()) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
-    if (index < end) report_validation();  // its checkpoint was before it
+    if (index < end) report_means();  // its checkpoint was before it
   }
   times.begin();
   while (index < end && !has_ended && !is_last_step()) {
@@ -301,33 +302,35 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     index += done.batches;
     place.position = pass.position();
 
-    bool is_scored = false;
     if (validates_now && index / validates_every > (index - done.batches) / validates_every) {
       if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
       validated_at = index;
-      is_scored = has_monitored(metrics_of_step());
-      // Within an epoch, where neither its end, nor the training's, nor a checkpoint tells of it.
-      if (index < end && !has_ended && !is_last_step() && !checkpoint_due() && !is_scored) {
-        report_validation();
-      }
     }
     if (session().preempted()) {
       preempted = true;
       has_ended = true;
-      if (index < end) {
+    }
+    if (session().stop_agreed()) has_ended = true;
+    // Within an epoch, where neither its end nor the training's tells of this step.
+    if (index < end && (preempted || (!has_ended && !is_last_step()))) {
+      const bool is_validated = validated_at == index;
+      const bool is_scored = is_validated && has_monitored(metrics_of_step());
+      if (checkpoints != nullptr && (preempted || checkpoint_due() || is_scored)) {
         checkpoint(place);
-        module->log_ = nullptr;
-        return;
+      } else if (is_validated) {
+        report_means();
       }
     }
-    if ((checkpoint_due() || is_scored) && index < end) checkpoint(place);
-    if (session().stop_agreed()) has_ended = true;
+    if (preempted && index < end) {
+      module->log_ = nullptr;
+      return;
+    }
     times.begin();
   }
   context().set_phase("");
   const bool whole = stream_has_ended || index >= end;
   // Where the end was not known before it came, or a resume found nothing left.
-  if (validates_now && whole && val_every == train_batches && validated_at != index) {
+  if (validates_now && whole && validates_at_end && validated_at != index) {
     if (!validate(trainer, /*may_leave=*/true)) return leave_for_validation();
     validated_at = index;
   }
@@ -335,15 +338,17 @@ void Trainer::State::run_epoch(Trainer& trainer) {
     metrics["skipped_samples"] =
         all_reduce_sum(static_cast<double>(train_data->skipped()->count()));
   }
-  // A training that max_steps or stop() ends within an epoch: its checkpoint has the sums, which
-  // the means below take away, so that a resume has those of the whole epoch.
-  if (!whole && checkpoints != nullptr && checkpointed_at != place.step && place.step > 0) {
-    checkpoint(place);
-  } else if (!whole && checkpoints == nullptr && any && validated_at == index) {
-    report_validation();
+  // A training that max_steps or stop() ends within an epoch tells the means so far. Its checkpoint
+  // has the sums too, which are taken only behind it: a resume has the means of the whole epoch.
+  if (!whole && any) {
+    Metrics so_far = train_log.means(context());
+    if (checkpoints != nullptr) {
+      checkpoint(place, std::move(so_far));
+    } else {
+      report_means(std::move(so_far));
+    }
   }
-  Metrics means;
-  if (any || begins || whole) means = take_means(train_log);
+  if (any || begins || whole) take_means(train_log);
   if (whole) {
     call_epoch_hooks(train_log, [&] { module->on_train_epoch_end(); });
     take_means(train_log);
@@ -364,12 +369,12 @@ void Trainer::State::run_epoch(Trainer& trainer) {
                         (place.epoch + 1) % checkpoints->every_n_epochs == 0;
   // The last step's own waited for the epoch's end, where a resume has nothing of it to do again.
   const bool by_step = checkpoint_due() && checkpointed_at != place.step;
-  if ((whole && (by_epoch || by_step)) || preempted) {
+  const bool by_score = whole && validated_at == index && checkpointed_at != place.step &&
+                        has_monitored(metrics_of_step());
+  if (whole && (by_epoch || by_step || by_score || preempted)) {
     checkpoint(next);
   } else if (whole && !metrics.empty()) {
     session().report(place.step, metrics_of_step(), place.epoch);
-  } else if (!whole && !means.empty()) {
-    session().report(place.step, means, place.epoch);
   }
   place = next;
 }

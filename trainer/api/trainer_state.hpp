@@ -66,6 +66,7 @@ struct Trainer::State {
   std::optional<double> last_loss;  // of the newest step that is read
   bool stops = false;               // on this rank
   bool has_ended = false;           // on all
+  bool has_logged = false;          // metrics of a step: there is none before log_every_n_steps
   bool preempted = false;
   std::int64_t checkpointed_at = -1;  // step
 
@@ -108,11 +109,12 @@ struct Trainer::State {
     hooks();
   }
   // The means of what was logged since the last call, which go into the metrics. Collective.
-  Metrics take_means(MetricLog& log);
+  void take_means(MetricLog& log);
   // The metrics without means that were taken at another step: weights that have changed since are
   // not what was measured.
   Metrics metrics_of_step() const;
-  void report_validation();  // the means that were taken at this step, alone
+  // These, and the means that were taken at this step, alone.
+  void report_means(Metrics its = {});
   // False if it was broken off, on all ranks, because one of them was told to go and it may leave.
   bool validate(Trainer& trainer, bool may_leave);
   void leave_for_validation();
@@ -121,9 +123,10 @@ struct Trainer::State {
   // false where there is none. Collective.
   bool has_monitored(const Metrics& its) const;
   // At the end of an epoch with a validation: throws Error where nothing has been logged by that
-  // name. Collective.
+  // name, once a step's metrics have been taken too. Collective.
   void check_monitored() const;
-  void checkpoint(const Place& at);
+  // With the metrics of this step; of a name that both have, with `means`.
+  void checkpoint(const Place& at, Metrics means = {});
   bool agree_to_stop();
   void begin_profile();
   void end_profile();

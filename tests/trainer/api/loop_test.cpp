@@ -129,16 +129,29 @@ TEST_CASE("what a training tells at its end within an epoch, it tells once") {
       return SmallModule::training_step(batch, index);
     }
   };
-  for (const bool checkpoints : {false, true}) {
+  for (const int checkpoints : {0, 1, 2}) {  // 2: one between is due at the last step
     CAPTURE(checkpoints);
     const TemporaryFolder folder;
     TrainerOptions options;
+    options.max_epochs = -1;
     options.max_steps = 4;
     options.val_check_interval = 4;
     options.metrics_file = folder / "metrics";
-    if (checkpoints) options.default_root_dir = folder / "storage";
+    if (checkpoints > 0) options.default_root_dir = folder / "storage";
+    if (checkpoints == 2) {
+      options.callbacks = {
+          std::make_shared<ModelCheckpoint>(ModelCheckpoint::Options{.every_n_train_steps = 4})};
+    }
     Trainer trainer(options);
     trainer.fit(std::make_shared<Averaged>());
+    if (checkpoints > 0) {
+      const auto kept =
+          list_checkpoints(folder / "storage", [](const std::string& text) { FAIL_CHECK(text); });
+      REQUIRE(kept.size() == 1);
+      CHECK(kept[0].manifest.metrics.contains("val_loss"));
+      REQUIRE(kept[0].manifest.metrics.contains("mean_index"));
+      CHECK(kept[0].manifest.metrics.at("mean_index") == 1.5);
+    }
     const std::string told = read_file(folder / "metrics");
     for (const char* name : {"val_loss", "mean_index"}) {
       CAPTURE(name);

@@ -409,11 +409,45 @@ TEST_CASE("the best are kept of validations within an epoch too, and a monitor m
     // Of the validations at 4, 8, 14 and 18 the two best, and the newest.
     CHECK(scores == std::map<std::int64_t, double>{{8, 1}, {14, 2}, {20, -1}});
   }
+  SUBCASE("a step's, in epochs that are shorter than log_every_n_steps") {
+    fit("loss");
+    CHECK_FALSE(list_checkpoints(folder / "storage", [](const auto&) {}).empty());
+  }
   SUBCASE("a name that nothing has") {
+    options.log_every_n_steps = 10;
     CHECK(
         contains(message_of<Error>([&] { fit("scores"); }),
                  "ModelCheckpoint: there is no metric 'scores' to keep the best by; there are: "));
   }
+}
+
+TEST_CASE(
+    "with a monitor each validation has its checkpoint, also where the end of epochs has none") {
+  const TemporaryFolder folder;
+  ModelCheckpoint::Options keep;
+  keep.every_n_epochs = 0;
+  keep.every_n_train_steps = 7;
+  keep.save_top_k = -1;
+  keep.monitor = "score";
+  TrainerOptions options;
+  options.max_epochs = 2;  // of 10 steps
+  options.default_root_dir = folder / "storage";
+  std::map<std::int64_t, double> expected;
+  SUBCASE("validated at the end of epochs") {
+    expected = {{7, -1}, {10, 3}, {14, -1}, {20, 1}};
+  }
+  SUBCASE("and within") {
+    options.val_check_interval = 5;
+    expected = {{5, 3}, {7, -1}, {10, 1}, {14, -1}, {15, 2}, {20, 4}};
+  }
+  options.callbacks = {std::make_shared<ModelCheckpoint>(keep)};
+  Trainer(options).fit(std::make_shared<Scored>(std::vector<double>{3, 1, 2, 4}));
+  std::map<std::int64_t, double> scores;
+  for (const Checkpoint& each : list_checkpoints(folder / "storage", [](const auto&) {})) {
+    const Metrics& metrics = each.manifest.metrics;
+    scores[each.manifest.step] = metrics.contains("score") ? metrics.at("score") : -1;
+  }
+  CHECK(scores == expected);
 }
 
 TEST_CASE("a checkpoint has a validation's metrics only where its weights were validated") {
