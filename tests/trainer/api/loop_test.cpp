@@ -114,7 +114,8 @@ TEST_CASE("a training that max_steps ends within an epoch goes on as if it had n
       const TemporaryFolder ended;
       expect("recorded", ranks, ended, 0, {{"TEST_MAX_STEPS", steps}});
       for (int rank = 0; rank < ranks; ++rank) {
-        REQUIRE(std::filesystem::remove(ended / ("final-" + std::to_string(rank) + ".safetensors")));
+        REQUIRE(
+            std::filesystem::remove(ended / ("final-" + std::to_string(rank) + ".safetensors")));
       }
       expect("recorded", ranks, ended, 0);
       CHECK(contains(read_file(ended / "rank-0.log"), "step " + std::string(steps) + "\n"));
