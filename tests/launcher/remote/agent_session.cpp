@@ -291,14 +291,19 @@ TEST_CASE("session: where others may write a head of theirs, or behind a link, i
     }
     const char* whose = "lab-abcdef";
     SUBCASE("the cluster's folder") {}
+    SUBCASE("the cluster's folder, in one that is theirs") {
+      fs::permissions(shared, fs::perms::owner_all);
+      REQUIRE(::chown(shared.c_str(), 12345, 12345) == 0);
+    }
     SUBCASE("the head's folder") {
       whose = "lab-abcdef/head";
     }
     REQUIRE(::chown((shared / whose).c_str(), 12345, 12345) == 0);
   }
   CHECK(found() == 0);
-  // Storage may show all under another user, and a folder may have been moved.
+  // Storage may show a folder under another user, and it may have been moved.
   fs::permissions(shared, fs::perms::owner_all);
+  REQUIRE(::chown(shared.c_str(), ::geteuid(), ::getegid()) == 0);
   CHECK(found() == 1);
 }
 
