@@ -435,8 +435,8 @@ void Engine::Impl::look_for_storage(Job& job) {
   work<bool>(
       quick,
       [folder = checkpoints_folder(storage(job))] {
-        std::error_code unseen;
-        return fs::exists(folder, unseen);
+        std::error_code unseen;  // then an attempt begins, and says why it cannot
+        return fs::exists(folder, unseen) || unseen;
       },
       [this, id = job.row.id](bool is_there) {
         Job* found = find(id);
