@@ -103,10 +103,15 @@ void take_mark_off(std::string& word) {
   if (word.ends_with('\0')) word.pop_back();
 }
 
-void mark_lists(std::vector<std::string>& words) {
+// Whether there are any.
+bool mark_lists(std::vector<std::string>& words) {
+  bool any = false;
   for (std::string& word : words) {
-    if (looks_like_list(word)) word.push_back('\0');
+    if (!looks_like_list(word)) continue;
+    word.push_back('\0');
+    any = true;
   }
+  return any;
 }
 
 // Each option's values lose the mark before anything else looks at them.
@@ -263,9 +268,8 @@ int run(int argc, char** argv) {
     CommandLine line;
     put_dashes(words, line.verbs);
     try {
-      take_marks_off(*line.app);
       std::vector<std::string> reversed(words.rbegin(), words.rend());
-      mark_lists(reversed);
+      if (mark_lists(reversed)) take_marks_off(*line.app);
       line.app->parse(reversed);
     } catch (const CLI::Success& success) {  // --help, --version
       return line.app->exit(success);
