@@ -52,6 +52,28 @@ bool is_there(Machine machine, const ClusterId& cluster, const ClusterSpec& spec
   }
 }
 
+// Whether the head of the `up` before, which was to be as `was` says, is there, and elsewhere.
+bool stays_behind(const UpRun& run, const ClusterSpec& was) {
+  if (was.head_moves() || run.spec.head_moves()) return true;  // it is on storage that stays
+  const Machine& head = run.before->nodes.front();
+  if (!head.id.empty()) {
+    return std::any_of(run.there.begin(), run.there.end(), [&](const Machine& each) {
+      return each.id == head.id && each.state != MachineState::gone;
+    });
+  }
+  const ClusterId& id = run.before->id;
+  const fs::path& agent = run.options.agent;
+  const std::shared_ptr<Provider> before =
+      run.options.provider
+          ? run.options.provider
+          : std::shared_ptr<Provider>(provider_of(*run.before, run.options.access));
+  if (!is_there(head, id, was, *before, agent)) return false;
+  // By another name it may be the same: with the same root it is found there too.
+  const bool may_be_same = folder_of(was) == folder_of(run.spec) && !run.plan.nodes.empty();
+  return !may_be_same ||
+         !is_there(run.plan.nodes.front().machine, id, run.spec, *run.provider, agent);
+}
+
 }  // namespace
 
 std::string another_place(const ClusterSpec& was, const ClusterSpec& now) {
@@ -76,30 +98,7 @@ void refuse_second_head(const UpRun& run) {
   if (!run.before->spec.is_object() || traits_of(now.provider.kind).here) return;
   const ClusterSpec was = cluster_spec_from_json(run.before->spec);
   const std::string what = another_place(was, now);
-  if (what.empty()) return;
-  const Machine& head = run.before->nodes.front();
-  const bool moves = was.head_moves() || now.head_moves();  // on storage that stays
-  if (!moves && !head.id.empty()) {
-    const bool is_listed =
-        std::any_of(run.there.begin(), run.there.end(), [&](const Machine& each) {
-          return each.id == head.id && each.state != MachineState::gone;
-        });
-    if (!is_listed) return;
-  } else if (!moves) {
-    const ClusterId& id = run.before->id;
-    const fs::path& agent = run.options.agent;
-    const std::shared_ptr<Provider> before =
-        run.options.provider
-            ? run.options.provider
-            : std::shared_ptr<Provider>(provider_of(*run.before, run.options.access));
-    if (!is_there(head, id, was, *before, agent)) return;
-    // By another name it may be the same: with the same root it is found there too.
-    const bool may_be_same = folder_of(was) == folder_of(now);
-    if (may_be_same && !run.plan.nodes.empty() &&
-        is_there(run.plan.nodes.front().machine, id, now, *run.provider, agent)) {
-      return;
-    }
-  }
+  if (what.empty() || !stays_behind(run, was)) return;
   throw in_the_way(now.cluster_name, "the head of cluster " + now.cluster_name +
                                          " stays where it is while it is up: " + what);
 }

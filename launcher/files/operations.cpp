@@ -21,12 +21,10 @@ constexpr unsigned kNoReplace = 1;  // RENAME_NOREPLACE
 constexpr const char* kChanged = "was changed there meanwhile";
 constexpr const char* kNoWay = "the folder that it is in is gone, or is a link";
 
-// Whether another path may do: who may write there, what this file system can keep, what is
-// mounted.
+// Whether another path may do: what this file system can keep, what is mounted. Who may not write
+// there is denied as it is.
 bool is_of_path(int error) {
   switch (error) {
-    case EACCES:
-    case EPERM:
     case EBUSY:
     case EFBIG:
     case EILSEQ:

@@ -281,9 +281,15 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
           }
         }
         for (const MachineOutcome& each : *outcomes) {
-          outcome(each);
           const Machine& machine = each.machine;
-          if (each.error && counts) fail(machine.type, *each.error, together[machine.node]);
+          if (each.error) {
+            remove(machine.node, "its machine cannot be had");
+            if (counts) fail(machine.type, *each.error, together[machine.node]);
+            continue;
+          }
+          log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
+          machines_.insert_or_assign(machine.node, machine);
+          note_asked(machine);
         }
         for (const MachineOutcome& each : *released) {
           moved = moved || !each.error;
@@ -295,14 +301,6 @@ void MachineKeeper::act(const std::shared_ptr<Asking>& asking) {
         if (moved) pause_ = kFirstLook;
         settle();
       });
-}
-
-void MachineKeeper::outcome(const MachineOutcome& outcome) {
-  const Machine& machine = outcome.machine;
-  if (outcome.error) return remove(machine.node, "its machine cannot be had");
-  log::info("a machine was asked for", {{"node", machine.node.str()}, {"id", machine.id}});
-  machines_.insert_or_assign(machine.node, machine);
-  note_asked(machine);
 }
 
 }  // namespace dtrain::head

@@ -166,7 +166,6 @@ class MachineKeeper {
   NodeId free_name(const std::string& type);
   void ask_for(const std::string& type, int count, const std::shared_ptr<Asking>& asking);
   void act(const std::shared_ptr<Asking>& asking);
-  void outcome(const MachineOutcome& outcome);
   void forget(const NodeId& node);
 
   std::string what_starts(const Machine& machine) const;
