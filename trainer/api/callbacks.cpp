@@ -18,6 +18,7 @@ namespace {
 
 std::string text_of(std::optional<double> value) {
   if (!value) return "none";
+  if (std::isnan(*value)) return "nan";  // whatever its sign
   char text[32];
   std::snprintf(text, sizeof text, "%g", *value);
   return text;
@@ -36,9 +37,8 @@ void EarlyStopping::look(Trainer& trainer) {
   const Metrics& metrics = trainer.callback_metrics();
   const auto found = metrics.find(options_.monitor);
   if (found == metrics.end()) {
-    std::string known;
-    for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
-    throw Error("early stopping: no metric '" + options_.monitor + "'; there are: " + known);
+    throw Error("early stopping: no metric '" + options_.monitor +
+                "'; there are: " + names_of(metrics));
   }
   const double value = found->second;
   const bool lower = options_.mode == Best::min;

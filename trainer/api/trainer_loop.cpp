@@ -158,10 +158,8 @@ bool Trainer::State::has_monitored(const Metrics& its) const {
 void Trainer::State::check_monitored() const {
   if (checkpoints == nullptr || checkpoints->monitor.empty()) return;
   if (!has_logged || has_monitored(metrics)) return;
-  std::string known;
-  for (const auto& [name, value] : metrics) known += (known.empty() ? "" : ", ") + name;
   throw Error("ModelCheckpoint: there is no metric '" + checkpoints->monitor +
-              "' to keep the best by; there are: " + known);
+              "' to keep the best by; there are: " + names_of(metrics));
 }
 
 void Trainer::State::checkpoint(const Place& at, Metrics means) {

@@ -63,11 +63,9 @@ void Trainer::State::look_for_plateaus(Scheduler::Per per, std::int64_t done) {
     if (found != metrics.end()) value = metrics_to_json({{"value", found->second}});
     value = broadcast(value);  // what is not synced differs from rank to rank: the rate must not
     if (value.is_null()) {
-      std::string known;
-      for (const auto& [name, each] : metrics) known += (known.empty() ? "" : ", ") + name;
       throw Error("plateau: there is no metric '" + its.how.monitor + "' to go by, after " +
                   (per == Scheduler::Per::step ? "step " : "epoch ") + std::to_string(done) +
-                  "; there are: " + known +
+                  "; there are: " + names_of(metrics) +
                   ". Where it is logged less often, give the plateau that frequency");
     }
     its.plateau->step(metrics_from_json(value).at("value"));

@@ -22,6 +22,12 @@ nlohmann::json metrics_to_json(const Metrics& metrics) {
   return json;
 }
 
+std::string names_of(const Metrics& metrics) {
+  std::string names;
+  for (const auto& [name, value] : metrics) names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
 Metrics metrics_from_json(const nlohmann::json& json) {
   if (!json.is_object()) throw Error("metrics: expected an object");
   Metrics metrics;
