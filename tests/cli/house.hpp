@@ -1,6 +1,11 @@
 #pragma once
 
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +16,7 @@
 #include "launcher/core/capture.hpp"
 #include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
+#include "launcher/core/process_exit.hpp"
 #include "tests/support/fake_head.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -35,6 +41,17 @@ inline json summary(const std::string& id, const std::string& state, int world_s
           {"started", nullptr},
           {"ended", nullptr},
           {"progress", nullptr}};
+}
+
+// What a follower is told.
+inline std::string state_frame(const std::string& state, int attempt = 1) {
+  return json{{"type", "state"}, {"job", "job-aaaaaa"}, {"state", state},
+              {"reason", ""},    {"attempt", attempt},  {"time", "2026-01-02T03:04:05.678Z"}}
+      .dump();
+}
+
+inline std::string end_frame(const std::string& state, int code) {
+  return json{{"type", "end"}, {"state", state}, {"exit_code", code}}.dump();
 }
 
 struct House {
@@ -82,6 +99,20 @@ struct House {
   }
   Captured run(std::vector<std::string> words, const std::string& input = {}) const {
     return capture(options(std::move(words)), input, kLimit);
+  }
+  // Sends it a signal once it is at something.
+  Captured leave(std::vector<std::string> words, std::promise<void>& at_it,
+                 int signal = SIGINT) const {
+    SpawnOptions how = options(std::move(words));
+    const UniqueFd out = open_file(work / "out", O_RDWR | O_CREAT | O_TRUNC);
+    const UniqueFd err = open_file(work / "err", O_RDWR | O_CREAT | O_TRUNC);
+    how.stdout_fd = out.get();
+    how.stderr_fd = err.get();
+    const pid_t pid = spawn(how);
+    CHECK(at_it.get_future().wait_for(kLimit) == std::future_status::ready);
+    ::kill(pid, signal);
+    const ProcessExit exit = wait(pid);
+    return {exit, read_file(work / "out"), read_file(work / "err")};
   }
 
   dtrain::testing::TemporaryFolder folder;

@@ -117,13 +117,7 @@ TEST_CASE("a head that asked for machines, and is to ask for none, still gives b
     return client.get("/v1/machines").at("wanted");
   };
   CHECK(wanted(nullptr).is_null());  // it never asked for any
-  wire::WantedMachines told;
-  told.provider = "aws";
-  told.scaler = (house.home.path() / "no-scaler").string();  // nothing is made
-  told.types = {{"gpu", 0, "one", {}}};
-  told.types.front().max_workers = 4;
-  told.environment = {"NAME=value"};
-  told.down_when_idle = {std::chrono::hours(2), false};
+  wire::WantedMachines told = house.wanted_machines();
   wanted(wire::to_json(told));
   CHECK(house.up_now().complete);
   told.types.clear();

@@ -46,6 +46,17 @@ struct House {
     how.access.stop = stop;
     return down("c", how);
   }
+  // What a head is told that may ask for more machines; none is ever made.
+  wire::WantedMachines wanted_machines() const {
+    wire::WantedMachines told;
+    told.provider = "aws";
+    told.scaler = (home.path() / "no-scaler").string();
+    told.types = {{"gpu", 0, "one", {}}};
+    told.types.front().max_workers = 4;
+    told.environment = {"NAME=value"};
+    told.down_when_idle = {std::chrono::hours(2), false};
+    return told;
+  }
   void workers(int count) { spec.node_types[1].min_workers = count; }
 
   static ClusterSpec cluster() {

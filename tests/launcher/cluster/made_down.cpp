@@ -160,14 +160,8 @@ TEST_CASE("a down of the workers alone ends, though their head asks for more all
 TEST_CASE("a down of the workers alone takes from what the head was told only what it asks for") {
   House house;
   REQUIRE(house.up_now().complete);
-  wire::WantedMachines told;
-  told.provider = "aws";
-  told.scaler = (house.home.path() / "no-scaler").string();  // nothing is made
-  told.types = {{"gpu", 0, "one", {}}};
-  told.types.front().max_workers = 4;
-  told.environment = {"NAME=value"};
+  wire::WantedMachines told = house.wanted_machines();
   told.head = {{"--time=60"}, "#!/bin/sh\n"};
-  told.down_when_idle = {std::chrono::hours(2), false};
   const auto head = [&](const nlohmann::json& wanted) {
     const HeadDoor door = HeadDoor::open(load_cluster("c").value(), *house.options().provider);
     const wire::ApiClient client(door.socket(), "c");

@@ -374,6 +374,13 @@ Samples make_samples(std::int64_t count) {
   return {inputs, (inputs.sum(1) * 2).round().to(at::kLong).remainder(3)};
 }
 
+std::shared_ptr<SmallModule> small(bool plain) {
+  SmallModule::Options options;
+  options.plain_sgd = plain;
+  at::manual_seed(11);
+  return std::make_shared<SmallModule>(options);
+}
+
 SmallModule::SmallModule(Options options)
     : options_(options),
       net_(register_module("net", std::make_shared<SmallNet>(16, options.dropout))) {}

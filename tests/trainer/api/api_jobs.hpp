@@ -90,4 +90,7 @@ class SmallModule : public Module {
   std::shared_ptr<SmallNet> net_;
 };
 
+// One whose weights are always the same.
+std::shared_ptr<SmallModule> small(bool plain = true);
+
 }  // namespace dtrain::train::test
