@@ -76,7 +76,7 @@ Loaders prepare_loaders(const Flags& flags, const Recipe& recipe) {
       recipe.train, batches,
       {.batch_size = flags.batch_size_per_worker,
        .shuffle = true,
-       .drop_last = recipe.drop_last && of_rank >= flags.batch_size_per_worker,
+       .drop_last = recipe.needs_two && of_rank > 1 && of_rank % flags.batch_size_per_worker == 1,
        .workers = flags.workers,
        .seed = flags.seed});
   batches.transform = recipe.test_transform;

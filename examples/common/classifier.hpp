@@ -16,9 +16,9 @@ struct Recipe {
   dtrain::train::Images test;
   dtrain::train::Transform train_transform;
   dtrain::train::Transform test_transform;
-  // Leave out an epoch's last batch where it is not full: batch norm has no variance of one value,
-  // and such a batch may be of one image.
-  bool drop_last = false;
+  // A batch of one image cannot be trained on, for batch norm has no variance of one value: where an
+  // epoch's last one would be, it is left out.
+  bool needs_two = false;
 };
 
 // MNIST or FashionMNIST, for the two small examples.

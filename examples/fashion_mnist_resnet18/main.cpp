@@ -8,7 +8,7 @@ namespace {
 
 int train(const Flags& flags) {
   Recipe recipe = mnist_recipe(flags, "resnet18-grey");
-  recipe.drop_last = true;  // of an image of 28 pixels the last batch norms see one
+  recipe.needs_two = true;  // of an image of 28 pixels the last batch norms see one
   begin(flags, recipe);
   ResNet net = resnet18(/*classes=*/10);
   net->replace_conv1(resnet_conv1(/*channels=*/1));
