@@ -16,8 +16,8 @@ struct Recipe {
   dtrain::train::Images test;
   dtrain::train::Transform train_transform;
   dtrain::train::Transform test_transform;
-  // A batch of one image cannot be trained on, for batch norm has no variance of one value: where an
-  // epoch's last one would be, it is left out.
+  // A batch of one image cannot be trained on, for batch norm has no variance of one value: where
+  // an epoch's last one would be, it is left out.
   bool needs_two = false;
 };
 
