@@ -45,8 +45,9 @@ constexpr std::size_t kNamedJobs = 10;
 constexpr int kInterrupted = 130;
 
 // What would be ended or lost; empty: nothing that deserves a question.
-std::string question_of(const DownSurvey& survey, const std::string& name, bool keep_files,
+std::string question_of(const DownSurvey& survey, const std::string& name, const DownFlags& options,
                         const std::string& option) {
+  const bool files_stay = options.keep_files || options.workers_only;
   std::string text;
   if (survey.there && !survey.head_answers) {
     text += "the head of " + name + " does not answer: which jobs run is not known\n";
@@ -56,7 +57,7 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
             (survey.running.size() == 1 ? " job runs" : " jobs run") + " on " + name + ": " +
             join_some(survey.running, kNamedJobs) + "\n";
   }
-  if (survey.checkpoints > 0 && !keep_files) {
+  if (survey.checkpoints > 0 && !files_stay) {
     const bool one_job = survey.checkpoint_jobs.size() == 1;
     text += std::to_string(survey.checkpoints) +
             (survey.checkpoints == 1 ? " checkpoint (" : " checkpoints (") +
@@ -65,7 +66,7 @@ std::string question_of(const DownSurvey& survey, const std::string& name, bool 
             " " + (one_job ? survey.checkpoint_jobs.front() : "JOB of each") +
             ", or down --keep-files\n";
   }
-  if (!survey.checkpoints_unknown.empty() && !keep_files) {
+  if (!survey.checkpoints_unknown.empty() && !files_stay) {
     text += "which checkpoints nobody has pulled is not known: " +
             printable(survey.checkpoints_unknown, false) + "\n";
   }
@@ -246,12 +247,12 @@ int run_down(Context& context, const DownFlags& options) {
       return kInterrupted;
     }
     how.provider = survey.provider;
-    const std::string question =
-        question_of(survey, name, options.keep_files, context.cluster_option());
+    const std::string question = question_of(survey, name, options, context.cluster_option());
     if (!question.empty() && options.after_job) return stays_up(context, survey, question);
     if (!question.empty()) {
       const auto through = interruptible.let_through();
-      const auto answer = context.ask(question + "Take " + name + " down?");
+      const auto answer = context.ask(
+          question + "Take " + (options.workers_only ? "the workers of " : "") + name + " down?");
       if (!answer) {
         std::string said = join(split(question.substr(0, question.size() - 1), '\n'), "; ");
         throw Error(ErrorCode::conflict, std::move(said))

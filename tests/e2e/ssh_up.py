@@ -286,10 +286,22 @@ class Up(HostsCase):
     def test_down_keeps_what_it_is_told_to(self):
         self.with_everything([0, 1])
         self.up()
-        self.submit("echo x")
-        self.ok("down", "-y", "--workers-only")
+        (self.folder / "save.py").write_text("""
+import json, os, socket
+os.mkdir("saved")
+stream = socket.socket(socket.AF_UNIX)
+stream.connect(os.environ["DTRAIN_REPORT_SOCKET"])
+stream.sendall(json.dumps({"type": "checkpoint", "step": 1, "path": "saved", "ack": True}).encode() + b"\\n")
+assert json.loads(stream.makefile().readline())["ok"]
+""")
+        job = self.json("submit", "-d", "--", "python3", "save.py")["job"]
+        self.wait_state(job, "succeeded")
+        self.ok("down", "--workers-only")  # and asks nothing: its checkpoint stays
         self.assert_clean(1)
         self.assertEqual(self.states()["h0"], "ready")
+        asked = self.run_dtrain("down")
+        self.assertEqual(asked.returncode, 1)
+        self.assertIn("1 checkpoint (", asked.stderr)
         self.ok("down", "-y")
 
 
