@@ -2,10 +2,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <set>
 
+#include "agent/head/machines/keeper.hpp"
 #include "agent/session/host.hpp"
+#include "agent/session/join.hpp"
 #include "agent/session/place.hpp"
 #include "agent/session/removal.hpp"
 #include "agent/session/setup.hpp"
@@ -134,6 +137,16 @@ TEST_CASE("removal: programs in a home that machines share go with the head's ow
   CHECK_FALSE(fs::exists(place.folder()));
   CHECK(fs::exists(in_home) == stays);
   CHECK_FALSE(fs::exists(spare));
+}
+
+TEST_CASE("joining: a head that is away is tried for as long as its machine is of use") {
+  JoinOptions options;
+  CHECK(tried_for(options) == std::chrono::minutes(2));  // somebody waits for the line's end
+  options.contained = [](const paths::WatchRoot&) { return 0; };
+  REQUIRE(tried_for(options));
+  CHECK(*tried_for(options) > head::MachineKeeper::kJoinLimit);
+  options.place = "/home/ada/.dtrain/lab-abcdef/head/place";  // it comes back, from Slurm's queue
+  CHECK_FALSE(tried_for(options));
 }
 
 TEST_CASE("what belongs to a login alone, or is to end with another cluster, does not go on") {
