@@ -13,6 +13,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -36,6 +37,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kDialFor = 10s;
 constexpr auto kTryFor = 2min;
+constexpr auto kTryContainedFor = 15min;                     // more than MachineKeeper::kJoinLimit
 constexpr std::chrono::milliseconds kFirstTryAgain = 100ms;  // and each later one twice as late
 constexpr std::chrono::milliseconds kLastTryAgain = 2s;
 constexpr auto kClockTold = 60s;  // as `up` has them
@@ -66,7 +68,9 @@ std::optional<Granted> granted(const wire::HttpReply& reply) {
 
 asio::awaitable<Granted> ask(JoinOptions options, wire::PeerName name, std::string body) {
   const auto tls = wire::tls_context(options.credential, wire::PeerName::Role::node);
-  const auto until = std::chrono::steady_clock::now() + kTryFor;
+  const auto limit = tried_for(options);
+  const auto begun = std::chrono::steady_clock::now();
+  bool has_told = false;
   asio::steady_timer pause(co_await asio::this_coro::executor);
   std::chrono::milliseconds again = kFirstTryAgain;
   while (true) {
@@ -97,10 +101,16 @@ asio::awaitable<Granted> ask(JoinOptions options, wire::PeerName name, std::stri
       }
       co_return *grant;
     }
-    if (std::chrono::steady_clock::now() >= until) {
-      throw trouble.value_or(Error(ErrorCode::usage, "no address of the head was given"))
-          .with_hint("certificates do not count where the clock is off; this machine's says " +
-                     rfc3339(std::chrono::system_clock::now()));
+    if (!trouble) throw Error(ErrorCode::usage, "no address of the head was given");
+    const auto tried = std::chrono::steady_clock::now() - begun;
+    if (limit && tried >= *limit) {
+      throw trouble->with_hint(
+          "certificates do not count where the clock is off; this machine's says " +
+          rfc3339(std::chrono::system_clock::now()));
+    }
+    if (tried >= kTryFor && !std::exchange(has_told, true)) {
+      std::cerr << "dtrain: the head does not answer yet, and is tried on: " << trouble->what()
+                << std::endl;
     }
     pause.expires_after(again);
     again = std::min(2 * again, kLastTryAgain);
@@ -237,6 +247,12 @@ int exit_code_of(const Work& work) {
 }
 
 }  // namespace
+
+std::optional<std::chrono::milliseconds> tried_for(const JoinOptions& options) {
+  if (!options.contained) return kTryFor;
+  if (!options.place.empty()) return std::nullopt;
+  return kTryContainedFor;
+}
 
 int join_main(const JoinOptions& options) {
   return exit_code_of([&] {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,13 @@ struct JoinOptions {
   std::function<int(const paths::WatchRoot& watch)> contained;
 };
 
+// How long a head is tried that does not answer. Nobody waits beside a contained one, whose machine
+// was hard to get, maybe: for longer than the head waits for it. Absent: as long as it runs, where
+// the head moves and may be away for as long as its next allocation is in the queue.
+std::optional<std::chrono::milliseconds> tried_for(const JoinOptions& options);
+
 // Asks the head for a certificate, for a key of this machine's own, and starts the node's agents.
-// Harmless when repeated: the same key is answered alike. The head is tried for two minutes, each
+// Harmless when repeated: the same key is answered alike. The head is tried for tried_for(), each
 // address in turn. Says what came of it; returns the exit code.
 //
 // Contained, it removes the credential's folder, as nobody else is there any more to do so, returns

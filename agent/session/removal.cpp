@@ -85,11 +85,16 @@ std::set<std::string> programs_in_use() {
   return programs;
 }
 
-// What file sync brought goes, unless somebody has changed it since. A home that several machines
-// have is cleaned by the head's alone, for the others may go earlier.
+// A home that several machines have is cleaned by the head's alone: the others may go earlier, and
+// what lies there is used on machines that this one cannot look at.
+bool cleans_home(const wire::RemoveFiles& request, const wire::HostFacts& host) {
+  return !host.home_on_network || request.head;
+}
+
+// What file sync brought goes, unless somebody has changed it since.
 void remove_synced_files(const NodePlace& place, const wire::RemoveFiles& request,
                          const wire::HostFacts& host, wire::RemoveReport& report) {
-  if (host.home_on_network && !request.head) return;
+  if (!cleans_home(request, host)) return;
   std::error_code none;
   const fs::path records = place.sync_records();
   if (!fs::exists(records, none)) return;
@@ -121,9 +126,11 @@ std::set<fs::path> all_bases(const NodePlace& place) {
 
 // Where programs come to, wherever clusters are: a `provider.root` may hold a folder of anybody's
 // that is called as theirs is.
-std::set<fs::path> agent_folders() {
+std::set<fs::path> agent_folders(bool with_home) {
+  const fs::path in_home = home_folder() / ".dtrain";
   std::set<fs::path> folders;
-  for (const fs::path& base : known_bases(home_folder() / ".dtrain", home_folder())) {
+  for (const fs::path& base : known_bases(in_home, home_folder())) {
+    if (!with_home && base == in_home) continue;
     std::error_code none;
     const fs::path folder = base / "agents";
     if (fs::is_directory(fs::symlink_status(folder, none))) folders.insert(folder);
@@ -131,11 +138,11 @@ std::set<fs::path> agent_folders() {
   return folders;
 }
 
-// Folders of programs that no process runs.
-std::vector<fs::path> idle_agents() {
+// Those of the folders' programs that no process runs.
+std::vector<fs::path> idle_agents(const std::set<fs::path>& folders) {
   const std::set<std::string> used = programs_in_use();
   std::vector<fs::path> idle;
-  for (const fs::path& folder : agent_folders()) {
+  for (const fs::path& folder : folders) {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder, none)) {
       const auto runs = [&](const char* name) {
@@ -162,11 +169,12 @@ std::set<std::string> programs_of_clusters(const NodePlace& place) {
   return programs;
 }
 
-void remove_agents(const NodePlace& place, wire::RemoveReport& report) {
+void remove_agents(const NodePlace& place, bool with_home, wire::RemoveReport& report) {
   const std::set<fs::path> bases = all_bases(place);
   if (std::any_of(bases.begin(), bases.end(), has_clusters)) return;
-  for (const fs::path& agent : idle_agents()) remove(agent, report);
-  for (const fs::path& folder : agent_folders()) remove_if_empty(folder);
+  const std::set<fs::path> folders = agent_folders(with_home);
+  for (const fs::path& agent : idle_agents(folders)) remove(agent, report);
+  for (const fs::path& folder : folders) remove_if_empty(folder);
   for (const fs::path& base : bases) remove_if_empty(base);
 }
 
@@ -205,7 +213,7 @@ std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& hos
   try {
     const std::set<std::string> wanted = programs_of_clusters(place);
     const auto grace = fs::file_time_type::clock::now() - kAgentGrace;
-    for (const fs::path& folder : idle_agents()) {
+    for (const fs::path& folder : idle_agents(agent_folders(true))) {
       const fs::path agent = folder / "dtrain-agent";
       std::error_code none;
       if (wanted.contains(agent.string()) || fs::last_write_time(folder, none) > grace) continue;
@@ -254,7 +262,7 @@ wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles&
   if (last) {
     remove_synced_files(place, request, host, report);
     remove(place.folder(), report);
-    remove_agents(place, report);
+    remove_agents(place, cleans_home(request, host), report);
   }
   return report;
 }

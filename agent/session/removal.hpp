@@ -12,7 +12,8 @@ wire::SurveyReport survey(const NodePlace& place, const wire::Survey& request);
 std::string remove_old_agents(const NodePlace& place, const wire::HostFacts& host);
 
 // Root, head's root, sockets and unit; the cluster's folder with the last of its nodes here; and
-// with the last cluster of this user the agents' binaries that nobody runs, this session's too.
+// with the last cluster of this user the agents' binaries that nobody runs, this session's too. Of
+// a home on the network only the head's own removal takes anything.
 wire::RemoveReport remove_files(const NodePlace& place, const wire::RemoveFiles& request,
                                 const wire::HostFacts& host);
 

@@ -139,19 +139,29 @@ int wait_for_news(int signals, const std::map<std::string, Child>& children,
   return ::read(signals, &news, sizeof news) == sizeof news ? static_cast<int>(news.ssi_signo) : 0;
 }
 
-void write_pid(const paths::WatchRoot& root, std::optional<Milliseconds> contained) {
+std::string pid_text(std::optional<Milliseconds> contained) {
   nlohmann::json json = {{"pid", ::getpid()},
                          {"start_time", start_time(::getpid()).value_or(0)},
                          {"boot_id", boot_id()}};
   if (contained) json["end_within_ms"] = contained->count();
-  write_file_atomic(root.pid(), wire::dump(json));
+  return wire::dump(json);
+}
+
+// Whether the last watch of this root was on another machine, which shares it.
+bool was_elsewhere(const paths::WatchRoot& root) {
+  try {
+    const auto text = read_file_if_there(root.pid());
+    return text && wire::get_string(wire::parse_json(*text, "watch.pid"), "boot_id") != boot_id();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 class Watch {
  public:
   // From here on no signal is lost: PID 1 is not even ended by one that it does not wait for.
   Watch(const paths::WatchRoot& root, std::optional<Milliseconds> contained)
-      : root_(root), contained_(contained) {
+      : root_(root), contained_(contained), pid_(pid_text(contained)) {
     sigset_t signals;
     sigemptyset(&signals);
     for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1})
@@ -170,13 +180,13 @@ class Watch {
           "; once told to end, all has ended within " + human_duration(*contained_));
     }
     load();
-    write_pid(root_, contained_);
+    write_file_atomic(root_.pid(), pid_);
     while (true) {
       const int number = wait_for_news(signals_.get(), children_, time_left());
       if (number == SIGTERM || number == SIGINT) {
         if (!contained_) {
           log::info("watch ends; its children go on");
-          ::unlink(root_.pid().c_str());
+          remove_pid();
           return 0;
         }
         told(number);
@@ -413,11 +423,20 @@ class Watch {
   }
 
   int finish() {
-    ::unlink(root_.pid().c_str());
+    remove_pid();
     tell(ending_->status == 0
              ? "all has ended, and the head knows"
              : "all has ended, but was cut short; see the logs in " + root_.root.string());
     return ending_->status;
+  }
+
+  // Not that of a watch on another machine that has taken this one's place.
+  void remove_pid() const {
+    try {
+      if (read_file_if_there(root_.pid()) == pid_) ::unlink(root_.pid().c_str());
+    } catch (const Error& error) {
+      log::warn("watch.pid stays", {{"why", error.what()}});
+    }
   }
 
   void tell(const std::string& line) const {
@@ -426,6 +445,7 @@ class Watch {
 
   paths::WatchRoot root_;
   std::optional<Milliseconds> contained_;
+  const std::string pid_;  // what watch.pid holds
   UniqueFd signals_;
   UniqueFd why_;  // contained.hpp
   std::map<std::string, Child> children_;
@@ -465,8 +485,16 @@ int watch_main(const paths::WatchRoot& root, std::optional<Milliseconds> contain
     std::this_thread::sleep_for(10ms);
     lock = FileLock::try_lock(root.lock());
   }
-  if (!lock) throw Error(ErrorCode::conflict, "another watch runs on " + root.root.string());
-
+  if (!lock) {
+    // One on another machine may be cut off, or dead with its lock left on the storage: which head
+    // goes on is for the heads to settle (agent/head/turn.hpp), and a watch starts nothing else
+    // that would harm the other.
+    if (!contained || !was_elsewhere(root)) {
+      throw Error(ErrorCode::conflict, "another watch runs on " + root.root.string());
+    }
+    log::warn("a watch on another machine holds the lock; this one takes its place",
+              {{"lock", root.lock().string()}});
+  }
   return watch.run();
 }
 

@@ -32,7 +32,8 @@ class Backoff {
 // Parent of the head and node agents of one machine: starts each child of watch.json that does not
 // run yet, and starts a dead one again. SIGTERM ends it and leaves the children running; SIGHUP
 // reads watch.json again and starts the children that are new in it. Writes watch.pid. Holds
-// watch.lock; Error(conflict) when another watch does.
+// watch.lock; Error(conflict) when another watch does, but for a contained one when that is on
+// another machine, by watch.pid: it may be cut off, and whose turn it is the heads settle.
 //
 // `contained` is the foreground form, for PID 1 of a container or a task of srun; README.md tells
 // it whole. It reaps whatever is left to it. SIGTERM, SIGINT, or the end of a node agent by itself

@@ -25,7 +25,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstGlance{50};
-constexpr milliseconds kLastGlance{1000};
+constexpr milliseconds kLastGlance{15000};  // no oftener does the head ask its provider
+constexpr int kGlancePart = 10;
 constexpr std::chrono::seconds kAnswerLimit{10};
 
 std::string with_reason(const std::string& state, const std::string& reason) {
@@ -452,6 +453,10 @@ bool tell_growth(UpRun& run, const fs::path& socket) {
   return is_whole;
 }
 
+milliseconds next_glance(milliseconds pause) {
+  return std::clamp(pause + pause / kGlancePart, kFirstGlance, kLastGlance);
+}
+
 void keep_machines(UpRun& run, const fs::path& socket) {
   const wire::WantedMachines wanted = wanted_of(run);
   run.report.asked.clear();
@@ -468,12 +473,12 @@ void keep_machines(UpRun& run, const fs::path& socket) {
   Awaited awaited(run, wanted);
   std::mutex mutex;
   std::condition_variable_any wake;
-  milliseconds pause = kFirstGlance;
+  milliseconds pause = next_glance(milliseconds(0));
   const std::stop_token& stop = run.options.access.stop;
   while (!awaited.look(head) && !stop.stop_requested()) {
     std::unique_lock lock(mutex);
     wake.wait_for(lock, stop, pause, [] { return false; });
-    pause = std::min(kLastGlance, pause + pause / 2);
+    pause = next_glance(pause);
   }
   conclude(run, awaited);
   for (AskedType& type : run.report.asked) {

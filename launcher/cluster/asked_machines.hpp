@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+
 #include "launcher/cluster/up_way.hpp"
 
 namespace dtrain {
@@ -20,6 +22,10 @@ void plan_growth(UpRun& run);
 // cannot is told of. False: a type can never be had, or somebody counts on a bound of which the
 // head does not know.
 bool tell_growth(UpRun& run, const fs::path& socket);
+// Pure. The pause between looks at machines that may take days to come, after one of so long: about
+// a tenth of the whole time until then, and no more than 15 s. Where the head is in an allocation
+// each look is a step of that Slurm job, which may have only so many.
+std::chrono::milliseconds next_glance(std::chrono::milliseconds pause);
 // Tells it so, and waits until their nodes are ready, and with `replace` until those of another
 // launch configuration have gone; or until so many of all nodes are ready as min_nodes says; or it
 // is stopped, whereby the head goes on. What came of it is in run.report.asked.

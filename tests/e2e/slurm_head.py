@@ -1,5 +1,6 @@
 """A head in allocations of its own, with a real Slurm of four nodes: tests/support/slurm.py."""
 
+import fcntl
 import shutil
 import sys
 import threading
@@ -230,6 +231,24 @@ class HandOver(HeadCase):
         self.goes_on()
         # Whoever comes after one that did not end in order says so.
         self.assertIn("did not end in order", (self.place() / "head.log").read_text())
+        self.ends_well()
+
+    def test_its_watch_leaves_a_lock_on_the_storage(self):
+        """As that of a machine that has died, or is cut off, where flock(2) counts on all machines."""
+        root = self.place().parent / "head-node"
+        lock = os.open(root / "watch.lock", os.O_RDWR)
+        self.addCleanup(os.close, lock)
+        # In the queue before the next watch is.
+        thread = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX))
+        thread.start()
+        eventually(lambda: re.search(r"-> FLOCK +ADVISORY +WRITE", Path("/proc/locks").read_text()), "it waits for the lock")
+        elsewhere = dict(json.loads((root / "watch.pid").read_text()), boot_id="another")
+        (root / "watch.new").write_text(json.dumps(elsewhere))
+        (root / "watch.new").rename(root / "watch.pid")
+        sh("scancel", self.before)
+        thread.join()
+        self.goes_on()
+        self.assertIn("holds the lock", (root / "watch.log").read_text())
         self.ends_well()
 
     def test_no_successor_is_left(self):

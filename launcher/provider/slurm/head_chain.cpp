@@ -20,7 +20,7 @@ constexpr const char* kScript = R"sh(#!/bin/sh
 # so does the job that follows it.
 root=@ROOT@
 DTRAIN_HEAD_START=$(date +%s).$$; export DTRAIN_HEAD_START
-child= told= n=0
+child= told= n=0 failed=0
 trap 'told=USR1; [ "$child" ] && kill -USR1 $child' USR1
 trap 'told=TERM; [ "$child" ] && kill -TERM $child' TERM INT
 rm -f "$root/held"
@@ -31,6 +31,7 @@ while :; do
     [ $n -lt @PREPARE@ ] || { echo "nobody has prepared the head in $root"; exit 1; }
     n=$((n+1)); sleep 1
   done
+  began=$(date +%s)
   sh "$root/start" &
   child=$!
   [ "$told" ] && kill -$told $child  # before there was one to pass it on to
@@ -39,9 +40,18 @@ while :; do
   child= n=0
   [ "$told" ] && exit $status
   if [ ! -e "$root/held" ] && [ -d "$root" ]; then
-    [ $status = 0 ] || exit $status
-    : >"$root/held"
-    n=@SHUT@
+    if [ $status = 0 ]; then
+      : >"$root/held"
+      n=@SHUT@
+    else
+      [ $(($(date +%s)-began)) -lt @YOUNG@ ] && [ $failed -lt @TRIES@ ] || exit $status
+      failed=$((failed+1))
+      echo "the head ended with $status as soon as it was started; it is tried again"
+      while [ $n -lt @PAUSE@ ] && [ ! -e "$root/held" ] && [ -z "$told" ]; do
+        n=$((n+1)); sleep 1
+      done
+      n=0
+    fi
   fi
   while [ -e "$root/held" ] && [ ! -s "$root/held" ] && [ $n -lt @HELD@ ] && [ -z "$told" ]; do
     n=$((n+1)); sleep 1
@@ -116,6 +126,9 @@ HeadChain::Wanted HeadChain::wanted(const ClusterId& cluster, std::vector<std::s
                          "--output=" + log, "--open-mode=append"});
   replace(wanted.script, "@ROOT@", shell_quote(root.string()));
   replace(wanted.script, "@PREPARE@", std::to_string(kPrepareLimit.count()));
+  replace(wanted.script, "@YOUNG@", std::to_string(kYoung.count()));
+  replace(wanted.script, "@TRIES@", std::to_string(kTries));
+  replace(wanted.script, "@PAUSE@", std::to_string(kPause.count()));
   replace(wanted.script, "@SHUT@", std::to_string((kHeldLimit - kShutLimit).count()));
   replace(wanted.script, "@HELD@", std::to_string(kHeldLimit.count()));
   return wanted;

@@ -59,6 +59,10 @@ class HeadChain {
   static constexpr std::chrono::seconds kPrepareLimit{1800};
   static constexpr std::chrono::seconds kHeldLimit{600};
   static constexpr std::chrono::seconds kShutLimit{60};
+  // What fails before it is so old is started again in the same job, so often, after such pauses.
+  static constexpr std::chrono::seconds kYoung{60};
+  static constexpr int kTries = 10;
+  static constexpr std::chrono::seconds kPause{30};
 
  private:
   Client client_;

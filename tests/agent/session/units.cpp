@@ -2,11 +2,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <set>
 
+#include "agent/head/machines/keeper.hpp"
 #include "agent/session/host.hpp"
+#include "agent/session/join.hpp"
 #include "agent/session/place.hpp"
+#include "agent/session/removal.hpp"
 #include "agent/session/setup.hpp"
 #include "agent/session/shell.hpp"
 #include "launcher/core/error.hpp"
@@ -99,6 +103,50 @@ TEST_CASE("bases: the spare one only while it is this user's, and no link") {
   CHECK(known_bases("/scratch/ada", "/home/ada") == without);
   CHECK(known_bases(spare, "/home/ada") == std::set<fs::path>{"/home/ada/.dtrain"});
   CHECK_THROWS_AS(place_of(node, host, "/agent"), Error);
+}
+
+TEST_CASE("removal: programs in a home that machines share go with the head's own node alone") {
+  const TemporaryFolder folder;
+  const fs::path home = folder / "home";
+  const fs::path spare = folder / "spare";
+  const VariableIs at_home("HOME", home.string());
+  const VariableIs named("DTRAIN_SPARE_ROOT", spare.string());
+  const fs::path in_home = home / ".dtrain/agents/0123abcd/dtrain-agent";
+  const fs::path in_spare = spare / "agents/0123abcd/dtrain-agent";
+  wire::HostFacts host;
+  host.base = spare.string();
+  host.home = home.string();
+  host.home_on_network = true;
+  bool head = false;
+  bool stays = true;
+  SUBCASE("another node, whose programs the head and other nodes run") {}
+  SUBCASE("the head's") {
+    head = true;
+    stays = false;
+  }
+  SUBCASE("a home of the machine's own") {
+    host.home_on_network = false;
+    stays = false;
+  }
+  write(in_home, "an agent");
+  write(in_spare, "an agent");
+  const wire::OpenNode node{ClusterId("lab-abcdef"), NodeId("node-0"), "", true, head, {}};
+  const NodePlace place = place_of(node, host, in_home);
+  make_folders(place.root().root);
+  CHECK(remove_files(place, {head, false}, host).left.empty());
+  CHECK_FALSE(fs::exists(place.folder()));
+  CHECK(fs::exists(in_home) == stays);
+  CHECK_FALSE(fs::exists(spare));
+}
+
+TEST_CASE("joining: a head that is away is tried for as long as its machine is of use") {
+  JoinOptions options;
+  CHECK(tried_for(options) == std::chrono::minutes(2));  // somebody waits for the line's end
+  options.contained = [](const paths::WatchRoot&) { return 0; };
+  REQUIRE(tried_for(options));
+  CHECK(*tried_for(options) > head::MachineKeeper::kJoinLimit);
+  options.place = "/home/ada/.dtrain/lab-abcdef/head/place";  // it comes back, from Slurm's queue
+  CHECK_FALSE(tried_for(options));
 }
 
 TEST_CASE("what belongs to a login alone, or is to end with another cluster, does not go on") {

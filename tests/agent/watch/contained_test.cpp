@@ -7,11 +7,14 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "agent/watch/watch.hpp"
 #include "launcher/core/cluster_processes.hpp"
 #include "launcher/core/error.hpp"
+#include "launcher/core/files.hpp"
 #include "launcher/core/process.hpp"
 #include "launcher/core/process_exit.hpp"
 #include "launcher/core/process_table.hpp"
@@ -31,9 +34,11 @@ struct Contained {
   testing::TemporaryFolder folder;
   pid_t pid = 0;
 
-  // `scripts`: by name; "head" is what the watch takes for one.
+  // `scripts`: by name; "head" is what the watch takes for one. `before`: with the folder, before
+  // the watch is started on it.
   Contained(const std::vector<std::pair<std::string, std::string>>& scripts,
-            std::chrono::milliseconds limit) {
+            std::chrono::milliseconds limit,
+            const std::function<void(const fs::path&)>& before = {}) {
     nlohmann::json children = nlohmann::json::array();
     for (const auto& [name, script] : scripts) {
       const fs::path file = folder / (name + ".sh");
@@ -42,6 +47,7 @@ struct Contained {
       children.push_back({{"name", name}, {"argv", {file.string(), name}}});
     }
     write_file_atomic(folder / "watch.json", nlohmann::json{{"children", children}}.dump());
+    if (before) before(folder.path());
     pid = ::fork();
     if (pid != 0) return;
     const UniqueFd out = open_file(folder / "stdout", O_WRONLY | O_CREAT);
@@ -66,16 +72,28 @@ struct Contained {
   void wait_for(const std::string& name, const std::string& text) const {
     REQUIRE(eventually([&] { return read(name) == text; }));
   }
-  ProcessExit end() {
+  ProcessExit wait_end() {
     const auto exit =
         wait_until(pid, std::chrono::steady_clock::now() + dtrain::testing::kPatience);
     REQUIRE(exit.has_value());
     pid = 0;
-    CHECK_FALSE(fs::exists(folder / "watch.pid"));
     return *exit;
+  }
+  ProcessExit end() {
+    const ProcessExit exit = wait_end();
+    CHECK_FALSE(fs::exists(folder / "watch.pid"));
+    return exit;
   }
   pid_t pid_in(const std::string& name) const { return std::stoi(read(name)); }
 };
+
+constexpr const char* kAnotherBoot = "6e5ff7f5-5d3f-4c39-a8b4-2f4a6a3c1f11";
+
+// What watch.pid holds of a watch of that boot.
+std::string pid_of_boot(const std::string& boot) {
+  return nlohmann::json{{"pid", 1}, {"start_time", 1}, {"boot_id", boot}, {"end_within_ms", 28000}}
+      .dump();
+}
 
 // A node agent that does `then` when it is told to end, and says so in the file "told".
 std::string node(const std::string& then) {
@@ -266,6 +284,38 @@ TEST_CASE("who ends a contained watch waits for as long as it may take, and none
   end_watch({contained.folder.path()});
   CHECK(contained.end().code == 0);
   CHECK_NOTHROW(refuse_contained({contained.folder.path()}));
+}
+
+TEST_CASE("a contained watch takes the place of one that holds the lock on another machine alone") {
+  std::string boot = boot_id();
+  SUBCASE("of this machine") {}
+  SUBCASE("of another") {
+    boot = kAnotherBoot;
+  }
+  std::optional<FileLock> held;
+  Contained contained({{"node", node("exit 0")}}, 20s, [&](const fs::path& folder) {
+    held = FileLock::try_lock(folder / "watch.lock");
+    REQUIRE(held);
+    write_file_atomic(folder / "watch.pid", pid_of_boot(boot));
+  });
+  if (boot != kAnotherBoot) {
+    CHECK(contained.wait_end().code == 101);
+    return;
+  }
+  contained.wait_for("up", "up\n");
+  REQUIRE(eventually([&] { return living_watch(contained.folder.path()).has_value(); }));
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.end().code == 0);
+}
+
+TEST_CASE("the end of a watch whose place another has taken leaves the other's watch.pid") {
+  Contained contained({{"node", node("exit 0")}}, 20s);
+  contained.wait_for("up", "up\n");
+  REQUIRE(eventually([&] { return living_watch(contained.folder.path()).has_value(); }));
+  write_file_atomic(contained.folder / "watch.pid", pid_of_boot(kAnotherBoot));
+  ::kill(contained.pid, SIGTERM);
+  CHECK(contained.wait_end().code == 0);
+  CHECK(contained.read("watch.pid") == pid_of_boot(kAnotherBoot));
 }
 
 TEST_CASE("a node agent that dies while it leaves is started again and told so") {

@@ -98,3 +98,18 @@ TEST_CASE("asked machines: those that are stopped, and which of them go") {
                                     "release gpu-1: it is stopped, and such are not kept",
                                     "release gpu-3: it is stopped, and such are not kept"});
 }
+
+TEST_CASE("asked machines: who waits for long looks seldom, and hears of them soon all the same") {
+  using namespace std::chrono_literals;
+  std::chrono::milliseconds waited{0};
+  std::chrono::milliseconds pause{0};
+  int looks = 0;
+  while (waited < 24h) {
+    pause = next_glance(pause);
+    CHECK(pause <= 50ms + waited / 10);
+    waited += pause;
+    ++looks;
+  }
+  CHECK(pause == 15s);
+  CHECK(looks < 6000);  // a day's; Slurm's MaxStepCount is 40,000
+}
