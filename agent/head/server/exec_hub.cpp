@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <utility>
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/ids.hpp"
@@ -34,6 +35,7 @@ struct ExecHub::Client {
   std::map<std::string, std::uint64_t> execs;  // still running; bytes of input that each has taken
   std::uint64_t input = 0;                     // bytes that came
   std::uint64_t credited = 0;                  // of these, those that the client was told are taken
+  std::map<std::string, std::size_t> owed;     // bytes of output, credit for which is to come
 
   void send(const json& frame) { stream->send_text(wire::dump(frame)); }
 
@@ -213,9 +215,10 @@ void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, st
                     {"stream", output->error_stream ? "err" : "out"},
                     {"bytes", bytes.size()}});
     }
-    const std::size_t size = bytes.size();
+    const bool returns = !client->owed.empty();
+    client->owed[output->exec] += bytes.size();
     client->stream->send({false, std::move(bytes)});
-    asio::co_spawn(context_, return_credit(client, output->exec, node, size), asio::detached);
+    if (!returns) asio::co_spawn(context_, return_output_credit(client), asio::detached);
   } else if (const auto* credit = std::get_if<wire::ExecCredit>(&message)) {
     const auto found = running_.find(credit->exec);
     if (found == running_.end() || found->second.node != node) return;
@@ -230,11 +233,14 @@ void ExecHub::from_node(const NodeId& node, const wire::BulkMessage& message, st
   }
 }
 
-asio::awaitable<void> ExecHub::return_credit(std::shared_ptr<Client> client, std::string exec,
-                                             NodeId node, std::size_t bytes) {
+// One waits for all that a client is sent: each frame written wakes those that wait.
+asio::awaitable<void> ExecHub::return_output_credit(std::shared_ptr<Client> client) {
   co_await client->stream->queue_below(kClientQueue);
-  const wire::BulkMessage credit = wire::ExecCredit{exec, bytes};
-  nodes_.send_bulk(node, credit);
+  for (const auto& [exec, bytes] : std::exchange(client->owed, {})) {
+    const auto found = running_.find(exec);
+    if (found == running_.end()) continue;  // it has ended
+    nodes_.send_bulk(found->second.node, wire::ExecCredit{exec, bytes});
+  }
 }
 
 void ExecHub::forget(const std::string& exec) {

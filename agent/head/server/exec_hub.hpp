@@ -49,8 +49,8 @@ class ExecHub {
   void node_gone(const NodeId& node);
   void finish(const std::string& exec, nlohmann::json exit);
   void forget(const std::string& exec);
-  boost::asio::awaitable<void> return_credit(std::shared_ptr<Client> client, std::string exec,
-                                             NodeId node, std::size_t bytes);
+  // Credit for the output that is on its way to the client, once most of it is there.
+  boost::asio::awaitable<void> return_output_credit(std::shared_ptr<Client> client);
 
   boost::asio::io_context& context_;
   NodeConnections& nodes_;

@@ -211,11 +211,15 @@ void Joins::issue(const Wanted& wanted, Engine::Answer done) {
                 "not the name of a node type: " + printable(wanted.type, false));
   }
   drop_expired();
-  const auto unused = std::count_if(open_.begin(), open_.end(),
-                                    [](const auto& each) { return !each.second.record.used(); });
-  if (static_cast<std::size_t>(unused) >= kMostCredentials) {
-    throw Error(ErrorCode::exhausted, std::to_string(unused) + " join credentials are not used yet")
-        .with_hint("dtrain join-command --list shows them, --revoke takes one back");
+  if (!wanted.made) {  // those are as many as the cluster's node types allow
+    const auto unused = std::count_if(open_.begin(), open_.end(), [](const auto& each) {
+      return !each.second.record.used() && !each.second.record.made;
+    });
+    if (static_cast<std::size_t>(unused) >= kMostCredentials) {
+      throw Error(ErrorCode::exhausted,
+                  std::to_string(unused) + " join credentials are not used yet")
+          .with_hint("dtrain join-command --list shows them, --revoke takes one back");
+    }
   }
   const NodeId node = wanted.node.empty() ? free_name() : wanted.node;
   wanted.again ? check_again(node) : check_new(node);

@@ -34,7 +34,7 @@ class Joins {
   static constexpr int kMostAtOnce = 64;
   static constexpr int kMostRefusedAtOnce = 64;
   static constexpr std::size_t kRequestLimit = std::size_t{8} << 10;  // bytes
-  static constexpr std::size_t kMostCredentials = 4096;               // that count, or wait
+  static constexpr std::size_t kMostCredentials = 4096;               // of people's, not used yet
   static constexpr std::size_t kMostAddresses = 8;
   static constexpr std::chrono::seconds kMostWait{10};  // less than a script takes for silence
 
