@@ -46,6 +46,12 @@ def eventually(condition, what, deadline=DEADLINE, pause=None):
         time.sleep(max(least, min(2 * (now - began), 1)))
 
 
+def signal_all(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def processes_with(text):
     """Pids of the processes whose command line holds `text`; never this one."""
     found = []
@@ -262,6 +268,17 @@ class ClusterCase(unittest.TestCase):
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: len(set(self.agents(role)) - set(pids)) == len(pids), f"{role} is back")
+
+    def kill_all_agents(self):
+        """Kills watch, head and nodes at once: one that is left a moment longer starts the others again."""
+        def kill():
+            stopped = set()
+            while fresh := {pid for role in ("watch", "head", "node") for pid in self.agents(role)} - stopped:
+                signal_all(fresh, signal.SIGSTOP)
+                stopped |= fresh
+            signal_all(stopped, signal.SIGKILL)
+            return not stopped
+        eventually(kill, "all agents have ended")
 
     # ---- looking at the machine
 

@@ -37,8 +37,7 @@ class Versions(ClusterCase):
         self.assertEqual(self.json("up", yaml, "--no-restart")["action"], "none")
         self.assertEqual(self.versions(), {later})
         # Also where none of them runs any more.
-        eventually(lambda: not [os.kill(pid, signal.SIGKILL) for role in ("watch", "head", "node")
-                                for pid in self.agents(role)], "the agents have ended")
+        self.kill_all_agents()
         self.refused(version, later)
 
         self.ok("up", yaml, "--downgrade")

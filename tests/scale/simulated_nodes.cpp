@@ -109,6 +109,7 @@ struct Attempt {
   struct Output {
     std::string text;
     std::optional<std::size_t> sent;  // absent: the head has not said yet from where
+    std::size_t taken = 0;            // what the head has on disk
   };
   std::vector<Output> output;  // of each rank
 };
@@ -250,6 +251,13 @@ class Node : public std::enable_shared_from_this<Node> {
             wire::bulk_message_from_json(wire::parse_json(frame.bytes, "a bulk message"));
         if (wire::carries_bytes(message)) (void)co_await bulk->read();
         if (const auto* from = std::get_if<wire::LogFrom>(&message)) send_output(*from);
+        if (const auto* taken = std::get_if<wire::LogTaken>(&message)) {
+          if (Attempt::Output* output = output_of(taken->log)) output->taken = taken->offset;
+        }
+        if (const auto* refused = std::get_if<wire::LogRefused>(&message)) {
+          if (Attempt::Output* output = output_of(refused->log))
+            output->taken = output->text.size();
+        }
         if (const auto* ask = std::get_if<wire::DoctorAsk>(&message)) {
           wire::DoctorReport report;
           report.request = ask->request;
@@ -353,31 +361,35 @@ class Node : public std::enable_shared_from_this<Node> {
     }
   }
 
-  void send_output(const wire::LogFrom& from) {
-    const auto found = attempts_.find({from.log.job, from.log.attempt});
-    if (found == attempts_.end()) return;
-    Attempt& attempt = *found->second;
-    const int local = std::atoi(from.log.file.c_str()) - attempt.spec.first_rank;
-    attempt.output.at(static_cast<std::size_t>(local)).sent = from.offset;
-    send_rest(attempt, local);
+  Attempt::Output* output_of(const wire::LogName& log) {
+    const auto found = attempts_.find({log.job, log.attempt});
+    if (found == attempts_.end()) return nullptr;
+    const int local = std::atoi(log.file.c_str()) - found->second->spec.first_rank;
+    return &found->second->output.at(static_cast<std::size_t>(local));
   }
 
-  void send_rest(Attempt& attempt, int local) {
-    Attempt::Output& output = attempt.output[static_cast<std::size_t>(local)];
+  void send_output(const wire::LogFrom& from) {
+    Attempt::Output* output = output_of(from.log);
+    if (output == nullptr) return;
+    output->sent = output->taken = from.offset;
+    send_rest(from.log, *output);
+  }
+
+  void send_rest(const wire::LogName& log, Attempt::Output& output) {
     if (!bulk_ || !output.sent || *output.sent >= output.text.size()) return;
     const std::string bytes = output.text.substr(*output.sent);
-    say_bulk(bulk_, wire::LogData{log_of(attempt, local), *output.sent, bytes.size()});
+    say_bulk(bulk_, wire::LogData{log, *output.sent, bytes.size()});
     bulk_->send({false, bytes});
     output.sent = output.text.size();
   }
 
   void write_lines(Attempt& attempt, int local, std::uint64_t first, std::uint64_t count) {
-    std::string& text = attempt.output[static_cast<std::size_t>(local)].text;
+    Attempt::Output& output = attempt.output[static_cast<std::size_t>(local)];
     for (std::uint64_t i = first; i < first + count; ++i) {
-      text += "rank " + std::to_string(attempt.spec.first_rank + local) + " line " +
-              std::to_string(i) + "\n";
+      output.text += "rank " + std::to_string(attempt.spec.first_rank + local) + " line " +
+                     std::to_string(i) + "\n";
     }
-    send_rest(attempt, local);
+    send_rest(log_of(attempt, local), output);
   }
 
   // A second of each rank after the other, until their time is over.
@@ -439,6 +451,13 @@ class Node : public std::enable_shared_from_this<Node> {
       exited.time = std::chrono::system_clock::now();
       emit(*attempt, exited);
     }
+    // As the real one: who follows the logs until the end sees all of them.
+    while (!dead_ &&
+           !std::all_of(attempt->output.begin(), attempt->output.end(),
+                        [](const auto& each) { return each.taken == each.text.size(); })) {
+      co_await sleep(50ms);
+    }
+    if (dead_) co_return;
     wire::NodeFinished finished;
     finished.outcome = attempt->stopped ? wire::NodeFinished::Outcome::stopped
                                         : wire::NodeFinished::Outcome::succeeded;
