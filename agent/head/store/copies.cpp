@@ -222,7 +222,7 @@ int salvage(const fs::path& damaged, Database& into) {
 }
 
 // Makes what takes the place of the damaged database. Throws a SqliteError that is_damage() when
-// the copy is not whole.
+// the copy is not whole, Error(invalid) when it is of a newer dtrain.
 void prepare(const fs::path& copy, const fs::path& database, const fs::path& made,
              RestoredRow& row) {
   std::error_code failed;
@@ -329,9 +329,7 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
     }
     copy.run("PRAGMA journal_mode = DELETE");  // beside it lies no log
     (void)check_whole(copy);
-    Statement(copy.handle(), "INSERT OR REPLACE INTO meta VALUES (?, ?)")
-        .run(std::string(kCopied), std::to_string(time));
-    set_open(copy, "");
+    note_copied(copy, from_millis(time));
   }
   failpoint("copy.fsync.before");
   sync_file(made);
@@ -360,6 +358,10 @@ void restore(const fs::path& database, const std::string& why) {
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
       problems += "; " + copy.filename().string() + " is damaged too: " + error.message();
+      continue;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid) throw;
+      problems += "; " + copy.filename().string() + " is of no use: " + error.message();
       continue;
     }
     failpoint("restore.aside.before");
@@ -396,6 +398,12 @@ void part_from_journal(const fs::path& database) {
   remove_tree(with_suffix(database, "-shm"));
   fsync_folder(database.parent_path());
   log::warn("the database's log is that of another, and is set aside", {{"as", aside.string()}});
+}
+
+void note_copied(Database& copy, WallTime time) {
+  Statement(copy.handle(), "INSERT OR IGNORE INTO meta VALUES (?, ?)")
+      .run(std::string(kCopied), std::to_string(to_millis(time)));
+  set_open(copy, "");
 }
 
 bool note_if_copy(Database& database) {

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "agent/head/store/copies.hpp"
 #include "launcher/core/log.hpp"
 
 namespace dtrain::head {
@@ -42,7 +43,8 @@ std::string written_by(Database& database) {
   throw error.with_hint(hint);
 }
 
-// Whole or not at all, and on disk: from here on it is what is left of the old version.
+// Whole or not at all, and on disk: from here on it is what is left of the old version. A person
+// may put it in place.
 void back_up(Database& database, const fs::path& file, int version) {
   const fs::path backup = backup_of(file, version);
   const fs::path temporary = backup.string() + ".tmp";
@@ -50,6 +52,11 @@ void back_up(Database& database, const fs::path& file, int version) {
     remove_tree(temporary);  // of a copy that was cut off
     const UniqueFd made = open_file(temporary, O_RDWR | O_CREAT | O_EXCL, 0600);
     Statement(database.handle(), "VACUUM INTO ?").run(temporary.string());
+    {
+      Database copy(temporary);
+      copy.run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF");
+      note_copied(copy, std::chrono::system_clock::now());
+    }
     if (::fsync(made.get()) != 0) throw errno_error("cannot write " + temporary.string(), errno);
     if (std::rename(temporary.c_str(), backup.c_str()) != 0) {
       throw errno_error("cannot write " + backup.string(), errno);

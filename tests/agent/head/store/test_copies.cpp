@@ -552,6 +552,18 @@ TEST_CASE("a damaged copy is passed over for the one before; without a whole one
     fs::remove(copy_of(path));
     CHECK(open_again(path).restored);
   }
+  SUBCASE("the newer one is of a newer dtrain") {
+    Database(copy_of(path)).run("PRAGMA user_version = 999");
+    CHECK(open_again(path).restored);
+  }
+  SUBCASE("both are of a newer dtrain") {
+    Database(copy_of(path)).run("PRAGMA user_version = 999");
+    Database(older_copy_of(path)).run("PRAGMA user_version = 999");
+    CHECK_THROWS_WITH_AS(
+        open_store({.path = path}),
+        doctest::Contains("head.db.backup.1 is of no use: the database was written"), Error);
+    CHECK(fs::file_size(path) == 0);
+  }
   SUBCASE("none") {
     flip(copy_of(path), 4096, 4096);
     std::ofstream(older_copy_of(path)) << "garbage";
