@@ -82,6 +82,7 @@ void init_head(const paths::HeadRoot& root, const HeadConfig& config) {
     const HeadConfig before = read_head_config(root);
     kept.port = before.port;
     kept.storage = before.storage;
+    kept.node_types = before.node_types;
   }
   if (kept.wanted_port != 0) {
     kept.port = kept.wanted_port;

@@ -21,7 +21,8 @@ struct HeadConfig {
   int port = 0;         // where it listens, kept over restarts; 0: not yet
   bool ranks_on_head = true;  // its own machine takes ranks
   bool moves = false;         // turn.hpp
-  StorageSpec storage = {};   // as the newest `up` said
+  // As the newest `up` told the running head; init_head() keeps them.
+  StorageSpec storage = {};
   wire::NodeTypes node_types = {};
 
   // Its nodes are all on this machine: nobody else finds even a port.

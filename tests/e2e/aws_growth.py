@@ -113,8 +113,9 @@ class Growth(AwsCase):
         self.write(types)
         self.up()
         # On the machine of `up` and on one that the head asks for: no other has it.
-        both = self.json("submit", "-d", "--nnodes", "2", "--resource", "tpu=2", "--label-selector", "tier=in(gold, tin)",
-                         "--", "/bin/true")["job"]
+        wants_both = ("submit", "-d", "--nnodes", "2", "--resource", "tpu=2", "--label-selector", "tier=in(gold, tin)",
+                      "--", "/bin/true")
+        both = self.json(*wants_both)["job"]
         self.over(both)
         self.assertEqual([n["node"] for n in self.json("result", both)["attempts"][0]["nodes"]], ["gpu-1", "node-1"])
         # The head's machine counts as having no CPU.
@@ -123,6 +124,12 @@ class Growth(AwsCase):
         self.assertNotEqual(self.json("result", plain)["attempts"][0]["nodes"][0]["node"], "node-0")
         self.assertIn("each gpu has 2 of 2 tpu free", self.refused("submit", "--resource", "tpu=3", "--", "/bin/true"))
         self.assertIn("each gpu has label tier: gold", self.refused("submit", "--label-selector", "tier=!gold", "--cpus", "1", "--", "/bin/true"))
+        # So it is after another `up`, for a head that is started again.
+        self.up()
+        for pid in self.machines[self.by_node()["node-0"].id].processes(text="dtrain-agent head"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.run_dtrain("status").returncode == 0, "the head is back", pause=0.1)
+        self.over(self.json(*wants_both)["job"])
         self.gone()
 
     def test_a_yaml_that_wants_no_more_of_them(self):

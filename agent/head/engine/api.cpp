@@ -317,6 +317,7 @@ void Engine::Impl::remove_unknown(const JobId& id, Answer done) {
     }
   }
   unknown.erase(id);
+  unread.erase(id);
   std::error_code ignored;
   fs::remove(options.root.secrets(id), ignored);
   forget(id, used, "", std::move(done));

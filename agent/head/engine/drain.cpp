@@ -48,6 +48,10 @@ std::map<NodeId, std::string> Engine::Impl::nodes_in_use() const {
       }
     }
   }
+  for (const auto& [id, node] : nodes) {
+    const bool is_here = counts(node.row.state) && node.row.state != NodeState::lost;
+    if (is_here && unread_on(node) != nullptr) in_use[id].clear();
+  }
   return in_use;
 }
 

@@ -194,6 +194,8 @@ class Engine {
   void make_copy(Answer done);
   // The database was restored within a week: what may belong to jobs that were lost is kept.
   bool restored_lately() const;
+  // Some on record cannot be read by this head: what may belong to them is kept.
+  bool has_unread_jobs() const;
   // ---- Searches, see engine/search.hpp; docs/api.md has what is answered.
   // The job of the first trial, as checks of a job take it. Throws Error where it cannot be made.
   static JobSpec first_trial(const tune::SearchSpec& spec);
@@ -241,7 +243,7 @@ class Engine {
   bool is_gone(const NodeId& node) const;   // it was removed
   bool has_jobs() const;                    // that have not ended, or are being submitted
   std::optional<JobId> open_job() const;    // one that has not ended
-  std::vector<JobId> open_jobs() const;     // all of them
+  std::vector<JobId> open_jobs() const;     // all of them, those that cannot be read too
   struct NodeJobs {
     std::set<std::pair<JobId, int>> running;  // attempts whose supervisor there has spoken
     std::set<JobId> open;                     // that have not ended, and have or had ranks there
@@ -282,7 +284,7 @@ class Engine {
   // Logs that are no rank's, by their names in the API: NODE/setup.log and the like, whether they
   // are there or not.
   std::vector<std::pair<std::string, fs::path>> other_logs(const JobId& id, int attempt) const;
-  // The node has, or had, ranks of the attempt, and may send their logs.
+  // The node has, or had, ranks of the attempt, or may have had them, and may send their logs.
   bool knows_share(const NodeId& node, const JobId& job, int attempt) const;
   // Bytes that are kept of each stream of its ranks; 0: all, or there is no such job.
   std::uint64_t log_limit(const JobId& id) const;

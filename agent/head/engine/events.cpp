@@ -109,6 +109,14 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
     if (finished) schedule();
     return;
   }
+  if (unread.contains(job_id)) {
+    // It is told anew to a head that can read the job.
+    if (finished && node != nodes.end() && node->second.leftovers.erase({job_id, number}) > 0) {
+      schedule();
+      rearm();
+    }
+    return;
+  }
   if (old) {
     // Of an epoch that was given up, or of a job that is forgotten: no effect, but it may forget
     // it too.

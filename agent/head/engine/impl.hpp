@@ -320,6 +320,8 @@ struct Engine::Impl {
   Job* find(const JobId& id);
   // Whose attempt that is under way has a share on that node.
   std::vector<JobId> jobs_on(const NodeId& node) const;
+  // An attempt of which may run there; null: none does.
+  const JobId* unread_on(const Node& node) const;
   const Job& known(const JobId& id) const;  // Error(not_found)
   Job& known(const JobId& id);
   void commit(Job& job, Tx tx, Urgency urgency);
@@ -707,6 +709,9 @@ struct Engine::Impl {
   std::map<NodeId, Node> nodes;
   std::map<JobId, ForgottenRow> forgotten;
   std::map<JobId, std::set<std::string>> unknown;  // jobs that no row names: who has a folder
+  // Jobs on record that this head cannot read, and another may; whether each is open. What they
+  // have and run stays, and what their supervisors say is not answered.
+  std::map<JobId, bool> unread;
   std::optional<RestoredRow> restored;
   Monotonic restore_settles;
   WallTime restore_settles_at;  // the same, for people

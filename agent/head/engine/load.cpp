@@ -20,6 +20,7 @@ void Engine::Impl::load() {
     } catch (const std::exception& error) {  // one job is no reason to be without all others
       log::error("a job cannot be read from the database",
                  {{"job", id.str()}, {"why", error.what()}});
+      unread[id] = !job.row.ended;
       jobs.erase(id);
       unknown[id].insert("database");
       continue;
@@ -167,6 +168,7 @@ void Engine::Impl::clear_old_secrets() {
     const JobId id(entry.path().stem().string());
     const SearchOf* search = find_search(SearchId(id.str()));
     if (search != nullptr && (search->state || search->is_unread)) continue;
+    if (unread.contains(id)) continue;
     const bool is_known = jobs.contains(id) || forgotten.contains(id);
     if (live.contains(id) || (!is_known && restored_lately())) continue;
     std::error_code failed;

@@ -47,7 +47,15 @@ void Engine::Impl::set_joined(Tx& tx, Node& node) {
   }
 }
 
+const JobId* Engine::Impl::unread_on(const Node& node) const {
+  for (const auto& [job, attempt] : node.leftovers) {
+    if (unread.contains(job)) return &job;
+  }
+  return nullptr;
+}
+
 void Engine::Impl::stop_leftover(const NodeId& node, const JobId& job, int attempt) {
+  if (unread.contains(job)) return;
   wire::StopRanks stop;
   stop.grace = std::chrono::seconds(0);
   stop.reason = "attempt " + std::to_string(attempt) + " of " + job.str() + " was given up";
@@ -114,7 +122,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (share != nullptr && share->row.state == ShareState::finished) continue;
     if (share != nullptr && share->live() && attempt == job->live_attempt()) continue;
     if (job != nullptr) job->named = std::max(job->named, number);
-    if (job != nullptr || restored_lately()) node.leftovers.insert({id, number});
+    const bool holds_node = job != nullptr || restored_lately() || unread.contains(id);
+    if (holds_node) node.leftovers.insert({id, number});
     stop_leftover(info.node, id, number);
   }
 

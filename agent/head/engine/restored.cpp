@@ -279,6 +279,10 @@ void Engine::make_copy(Answer done) {
   impl_->make_copy(std::move(done));
 }
 
+bool Engine::has_unread_jobs() const {
+  return !impl_->unread.empty();
+}
+
 bool Engine::restored_lately() const {
   return impl_->restored_lately();
 }

@@ -108,6 +108,9 @@ std::vector<NodeCapacity> Engine::Impl::capacities() const {
     } else if (node.unprepared) {
       capacity.usable = false;
       capacity.why_not = "is not prepared yet";
+    } else if (const JobId* const unread_job = unread_on(node)) {
+      capacity.usable = false;
+      capacity.why_not = "runs " + unread_job->str() + ", which this head cannot read";
     } else if (!node.leftovers.empty()) {
       capacity.usable = false;
       capacity.why_not = "still stops an old attempt of " + node.leftovers.begin()->first.str();

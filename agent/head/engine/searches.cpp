@@ -116,6 +116,7 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
       const Trial& trial = *search->state->find(number);
       const Job* job = trial.leg_lives ? find(trial.legs.back()) : nullptr;
       if (!trial.leg_lives || (job != nullptr && !job->ended())) continue;
+      if (unread.contains(trial.legs.back())) continue;
       records.push_back(
           job == nullptr
               ? search->state->leg_ended(number, JobState::failed,

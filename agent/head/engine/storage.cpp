@@ -258,17 +258,27 @@ bool Engine::has_jobs() const {
 }
 
 std::optional<JobId> Engine::open_job() const {
-  return impl_->live.empty() ? std::nullopt : std::optional(impl_->live.begin()->first);
+  if (!impl_->live.empty()) return impl_->live.begin()->first;
+  const std::vector<JobId> open = open_jobs();
+  return open.empty() ? std::nullopt : std::optional(open.front());
 }
 
 std::vector<JobId> Engine::open_jobs() const {
   std::vector<JobId> open;
   for (const auto& [id, job] : impl_->live) open.push_back(id);
+  for (const auto& [id, is_open] : impl_->unread) {
+    if (is_open) open.push_back(id);
+  }
   return open;
 }
 
 std::map<NodeId, Engine::NodeJobs> Engine::jobs_by_node() const {
   std::map<NodeId, NodeJobs> all;
+  for (const auto& [id, is_open] : impl_->unread) {
+    for (const auto& [node, unused] : impl_->nodes) {
+      if (is_open) all[node].open.insert(id);
+    }
+  }
   for (const auto& [id, job] : impl_->live) {
     for (const Attempt& attempt : job->attempts) {
       for (const Share& share : attempt.shares) {
@@ -289,7 +299,8 @@ bool Engine::runs(const NodeId& node, const JobId& job, int attempt) const {
 }
 
 bool Engine::is_open(const JobId& job) const {
-  return impl_->live.contains(job);
+  const auto unread = impl_->unread.find(job);
+  return impl_->live.contains(job) || (unread != impl_->unread.end() && unread->second);
 }
 
 void Engine::take_no_jobs(const std::string& why) {

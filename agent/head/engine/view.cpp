@@ -169,7 +169,9 @@ nlohmann::json Engine::Impl::status(std::optional<std::size_t> most_jobs, bool t
     const bool waits = node->unprepared && row.state == NodeState::ready && !leaves;
     std::string reason = leaves ? "about to leave: " + node->leaves : row.reason;
     if (reason.empty()) reason = node->preparing;
-    if (reason.empty() && !node->leftovers.empty()) {
+    if (const JobId* unread_job = unread_on(*node); reason.empty() && unread_job != nullptr) {
+      reason = "it runs " + unread_job->str() + ", which this head cannot read";
+    } else if (reason.empty() && !node->leftovers.empty()) {
       reason = "an old attempt of " + node->leftovers.begin()->first.str() + " is being stopped";
     }
     node_list.push_back({{"node", row.node.str()},
@@ -495,6 +497,7 @@ std::vector<std::pair<std::string, fs::path>> Engine::other_logs(const JobId& id
 }
 
 bool Engine::knows_share(const NodeId& node, const JobId& id, int attempt) const {
+  if (impl_->unread.contains(id)) return true;
   Job* job = impl_->find(id);
   Attempt* found = job == nullptr ? nullptr : job->find_attempt(attempt);
   return found != nullptr && found->share(node) != nullptr;

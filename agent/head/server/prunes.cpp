@@ -82,8 +82,9 @@ void Prunes::by_the_clock(std::chrono::minutes after) {
   clock_.expires_after(after);
   clock_.async_wait([this](boost::system::error_code stopped) {
     if (stopped) return;
-    // What is in the way may be of jobs that were lost, until somebody asks.
-    if (!engine_.restored_lately()) round(false, false, [](const json&) {});
+    // What is in the way may be of jobs that are lost or cannot be read, until somebody asks.
+    const bool is_kept = engine_.restored_lately() || engine_.has_unread_jobs();
+    if (!is_kept) round(false, false, [](const json&) {});
     by_the_clock(kEvery);
   });
 }

@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <thread>
 
 #include "agent/head/store/journal.hpp"
+#include "agent/head/store/migrations.hpp"
 #include "agent/head/store/schema.hpp"
 #include "launcher/core/failpoint.hpp"
 #include "launcher/core/log.hpp"
@@ -40,15 +42,10 @@ void rename_file(const fs::path& from, const fs::path& to) {
 }
 
 // A copy is no reason to fill the disk: as much again is left free.
-void require_room(const fs::path& database, const WithDatabase& with) {
+void require_room(const fs::path& folder, std::uint64_t size) {
   struct statvfs disk {};
-  if (::statvfs(database.parent_path().c_str(), &disk) != 0) return;
+  if (::statvfs(folder.c_str(), &disk) != 0) return;
   const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
-  std::int64_t bytes = 0;  // the file itself may have no name any more
-  with([&](Database& open) {
-    bytes = open.integer("PRAGMA page_count") * open.integer("PRAGMA page_size");
-  });
-  const auto size = static_cast<std::uint64_t>(bytes);
   if (free >= 2 * size) return;
   throw Error(ErrorCode::exhausted, "the disk has " + human_bytes(free) + " free, and a copy of " +
                                         human_bytes(size) + " leaves as much again");
@@ -73,6 +70,7 @@ class Unfinished {
   void remove() const {
     remove_tree(file_);
     remove_tree(journal_of(file_));
+    remove_tree(with_suffix(file_, "-shm"));
   }
   fs::path file_;
 };
@@ -180,14 +178,50 @@ bool take_over(Database& into, const std::string& id, const char* kind,
   }
 }
 
+void copy_whole(const fs::path& from, const fs::path& to) {
+  std::error_code failed;
+  fs::copy_file(from, to, failed);
+  if (failed) throw errno_error("cannot copy " + from.string(), failed.value());
+}
+
+// A damaged database of an older dtrain as it would be today, made of a copy of its files.
+std::unique_ptr<Database> brought_forward(const fs::path& damaged, const fs::path& scratch) {
+  const fs::path journal = journal_of(damaged);
+  const bool has_journal = fs::exists(journal);
+  require_room(scratch.parent_path(),
+               fs::file_size(damaged) + (has_journal ? fs::file_size(journal) : 0));
+  copy_whole(damaged, scratch);
+  if (has_journal) copy_whole(journal, journal_of(scratch));
+  auto database = std::make_unique<Database>(scratch);
+  database->run("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF");
+  migrate_scratch(*database, migrations());
+  return database;
+}
+
+// A damaged database, which stays as it is. What cannot be brought up to date is given as it is.
+std::unique_ptr<Database> open_damaged(const fs::path& damaged, const fs::path& scratch) {
+  auto database = std::make_unique<Database>(damaged, true);
+  database->keep_journal(true);
+  const std::int64_t version = database->integer("PRAGMA user_version");
+  if (version < 1 || version >= version_after(migrations())) return database;
+  try {
+    return brought_forward(damaged, scratch);
+  } catch (const std::exception& error) {
+    log::warn("the damaged database is of an older dtrain, and cannot be brought up to date",
+              {{"why", error.what()}});
+    return database;
+  }
+}
+
 // Takes over what a damaged database has whole of jobs, and of searches, where that is newer. Each
 // is taken with all of its rows or not at all. Which jobs were removed is not: their files would go
 // for a page that holds something else. Gives how many jobs it took.
 int salvage(const fs::path& damaged, Database& into) {
   int taken = 0;
+  const Unfinished scratch(with_suffix(damaged, ".salvaging"));
   try {
-    Database from(damaged, true);
-    from.keep_journal(true);
+    const std::unique_ptr<Database> opened = open_damaged(damaged, scratch.file());
+    Database& from = *opened;
     if (from.integer("PRAGMA user_version") != into.integer("PRAGMA user_version")) return 0;
     Writer writer(into);
     for (const JobId& id : readable_jobs(from)) {
@@ -222,12 +256,10 @@ int salvage(const fs::path& damaged, Database& into) {
 }
 
 // Makes what takes the place of the damaged database. Throws a SqliteError that is_damage() when
-// the copy is not whole.
+// the copy is not whole, Error(invalid) when it is of a newer dtrain.
 void prepare(const fs::path& copy, const fs::path& database, const fs::path& made,
              RestoredRow& row) {
-  std::error_code failed;
-  fs::copy_file(copy, made, failed);
-  if (failed) throw errno_error("cannot copy " + copy.string(), failed.value());
+  copy_whole(copy, made);
   {
     Database next(made);
     next.run("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF");  // it is synced as a whole
@@ -313,7 +345,11 @@ Loaded check_whole(Database& database) {
 
 bool make_copy(const fs::path& database, const WithDatabase& with,
                const std::function<bool()>& stop) {
-  require_room(database, with);
+  std::int64_t bytes = 0;  // the file itself may have no name any more
+  with([&](Database& open) {
+    bytes = open.integer("PRAGMA page_count") * open.integer("PRAGMA page_size");
+  });
+  require_room(database.parent_path(), static_cast<std::uint64_t>(bytes));
   const Unfinished unfinished(with_suffix(database, ".backup.tmp"));
   const fs::path& made = unfinished.file();
   {
@@ -329,9 +365,7 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
     }
     copy.run("PRAGMA journal_mode = DELETE");  // beside it lies no log
     (void)check_whole(copy);
-    Statement(copy.handle(), "INSERT OR REPLACE INTO meta VALUES (?, ?)")
-        .run(std::string(kCopied), std::to_string(time));
-    set_open(copy, "");
+    note_copied(copy, from_millis(time));
   }
   failpoint("copy.fsync.before");
   sync_file(made);
@@ -360,6 +394,10 @@ void restore(const fs::path& database, const std::string& why) {
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
       problems += "; " + copy.filename().string() + " is damaged too: " + error.message();
+      continue;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid) throw;
+      problems += "; " + copy.filename().string() + " is of no use: " + error.message();
       continue;
     }
     failpoint("restore.aside.before");
@@ -396,6 +434,12 @@ void part_from_journal(const fs::path& database) {
   remove_tree(with_suffix(database, "-shm"));
   fsync_folder(database.parent_path());
   log::warn("the database's log is that of another, and is set aside", {{"as", aside.string()}});
+}
+
+void note_copied(Database& copy, WallTime time) {
+  Statement(copy.handle(), "INSERT OR IGNORE INTO meta VALUES (?, ?)")
+      .run(std::string(kCopied), std::to_string(to_millis(time)));
+  set_open(copy, "");
 }
 
 bool note_if_copy(Database& database) {

@@ -33,15 +33,20 @@ using WithDatabase = std::function<void(const std::function<void(Database&)>&)>;
 bool make_copy(const fs::path& database, const WithDatabase& with,
                const std::function<bool()>& stop);
 
-// Puts the newest copy that is whole in the place of a database that is damaged, as `why` says, or
-// missing; what was there stays as head.db.damaged-TIME, with its log. What the damaged one still
-// has of jobs, whole and newer than in the copy, is taken over. Throws Error(io), with what to do,
-// when no copy is whole; then nothing was changed.
+// Puts the newest copy that is whole, and not of a newer dtrain, in the place of a database that is
+// damaged, as `why` says, or missing; what was there stays as head.db.damaged-TIME, with its log.
+// What the damaged one, of today's version or an older, still has of jobs, whole and newer than in
+// the copy, is taken over. Throws
+// Error(io), with what to do, when no copy is whole; then nothing was changed.
 void restore(const fs::path& database, const std::string& why);
 
 // A copy that somebody has put in place beside the log of what was there before, which SQLite would
 // take for the copy's own: the log is set aside as restore() does. Before it is opened.
 void part_from_journal(const fs::path& database);
+
+// Notes in a copy of when it is, unless it is one of a copy, and that no head has it open. By that
+// note_if_copy() knows it.
+void note_copied(Database& copy, WallTime time);
 
 // A copy that somebody has put in place, and that no head has opened since: notes that as restore()
 // does. False: it is none.

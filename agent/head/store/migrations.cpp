@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "agent/head/store/copies.hpp"
 #include "launcher/core/log.hpp"
 
 namespace dtrain::head {
@@ -42,7 +43,8 @@ std::string written_by(Database& database) {
   throw error.with_hint(hint);
 }
 
-// Whole or not at all, and on disk: from here on it is what is left of the old version.
+// Whole or not at all, and on disk: from here on it is what is left of the old version. A person
+// may put it in place.
 void back_up(Database& database, const fs::path& file, int version) {
   const fs::path backup = backup_of(file, version);
   const fs::path temporary = backup.string() + ".tmp";
@@ -50,6 +52,11 @@ void back_up(Database& database, const fs::path& file, int version) {
     remove_tree(temporary);  // of a copy that was cut off
     const UniqueFd made = open_file(temporary, O_RDWR | O_CREAT | O_EXCL, 0600);
     Statement(database.handle(), "VACUUM INTO ?").run(temporary.string());
+    {
+      Database copy(temporary);
+      copy.run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF");
+      note_copied(copy, std::chrono::system_clock::now());
+    }
     if (::fsync(made.get()) != 0) throw errno_error("cannot write " + temporary.string(), errno);
     if (std::rename(temporary.c_str(), backup.c_str()) != 0) {
       throw errno_error("cannot write " + backup.string(), errno);
@@ -59,21 +66,15 @@ void back_up(Database& database, const fs::path& file, int version) {
   log::info("the database was copied before it is changed", {{"to", backup.string()}});
 }
 
-void step(Database& database, const fs::path& backup, int from, Migration migration) {
+void step(Database& database, int from, Migration migration) {
   try {
     database.run("BEGIN IMMEDIATE");
     migration(database);
     set_version(database, from + 1);
     database.run("COMMIT");
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     if (database.in_transaction()) database.run("ROLLBACK");
-    const auto* refused = dynamic_cast<const SqliteError*>(&error);
-    if (refused != nullptr && (refused->may_pass() || refused->is_damage())) throw;
-    throw Error(ErrorCode::failed, "the database of " + version_text(from) +
-                                       " could not be brought to " + version_text(from + 1) + ": " +
-                                       error.what())
-        .with_hint("nothing of that step was kept, and the copy from before is " + backup.string() +
-                   "; go on with " + written_by(database));
+    throw;
   }
 }
 
@@ -149,10 +150,28 @@ void migrate(Database& database, const fs::path& file, const std::vector<Migrati
   if (found == known) return;
   back_up(database, file, found);
   for (int version = found; version < known; ++version) {
-    step(database, backup_of(file, found), version, steps[static_cast<std::size_t>(version - 1)]);
+    try {
+      step(database, version, steps[static_cast<std::size_t>(version - 1)]);
+    } catch (const std::exception& error) {
+      const auto* refused = dynamic_cast<const SqliteError*>(&error);
+      if (refused != nullptr && (refused->may_pass() || refused->is_damage())) throw;
+      throw Error(ErrorCode::failed, "the database of " + version_text(version) +
+                                         " could not be brought to " + version_text(version + 1) +
+                                         ": " + error.what())
+          .with_hint("nothing of that step was kept, and the copy from before is " +
+                     backup_of(file, found).string() + "; go on with " + written_by(database));
+    }
   }
   log::info("the database was brought up to date",
             {{"from", std::to_string(found)}, {"to", std::to_string(known)}});
+}
+
+void migrate_scratch(Database& scratch, const std::vector<Migration>& steps) {
+  const int known = version_after(steps);
+  for (auto version = static_cast<int>(scratch.integer("PRAGMA user_version")); version < known;
+       ++version) {
+    step(scratch, version, steps.at(static_cast<std::size_t>(version - 1)));
+  }
 }
 
 void set_version(Database& database, int version) {

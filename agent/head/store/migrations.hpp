@@ -12,6 +12,8 @@
 //   2. append a step to migrations() that makes the same change to a database of version N;
 //   3. `DTRAIN_ACCEPT=1 test_head -tc="golden database*"` writes tests/golden/database/v(N+1).db,
 //      with sample_changes() in every table; it is committed, and never written again.
+// A new value of a state or of another enum that a row holds is such a change too, with a step that
+// does nothing: an older dtrain would take a row with it for damage, and restore a copy.
 namespace dtrain::head {
 
 // Runs within a transaction; throws SqliteError.
@@ -32,6 +34,10 @@ fs::path backup_of(const fs::path& database, int version);
 // Brings an opened database, which has tables, up to date. Throws Error(invalid) for one of a newer
 // dtrain, Error(failed) when a step fails: the database is then as the last good step left it.
 void migrate(Database& database, const fs::path& file, const std::vector<Migration>& steps);
+
+// The same steps without a copy, for a file that nobody needs afterwards. Throws what a step
+// throws.
+void migrate_scratch(Database& scratch, const std::vector<Migration>& steps);
 
 // Who wrote it, to be told to who cannot read it. Within the transaction that makes the tables.
 void set_version(Database& database, int version);

@@ -48,6 +48,20 @@ TEST_CASE("the port is known before the head runs, where others must be told it"
   CHECK(head::read_head_config(house.head).port == 40000);
 }
 
+TEST_CASE("what an up has told the running head stays when the next one begins") {
+  const House house;
+  head::HeadConfig told = head::read_head_config(house.head);
+  told.storage.retention_days = 7;
+  told.node_types.types.push_back({.name = "gpu", .cpus = 0, .resources = {{"license", 1}}});
+  told.node_types.nodes["node-1"] = "gpu";
+  head::write_head_config(house.head, told);
+  head::init_head(house.head, {kSetupCluster, "lab", "ssh", 3, 0, 0});
+  const head::HeadConfig kept = head::read_head_config(house.head);
+  CHECK(kept.storage == told.storage);
+  CHECK(kept.node_types == told.node_types);
+  CHECK(kept.expected_nodes == 3);
+}
+
 TEST_CASE("a port that somebody has for either family is passed over") {
   for (const int family : {AF_INET, AF_INET6}) {
     const UniqueFd holder(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -331,6 +331,56 @@ TEST_CASE("a job that cannot be read costs no other") {
   CHECK(store_of(world)["restored"].is_null());
 }
 
+TEST_CASE("a job that cannot be read runs on, and a head that can read it hears all of it") {
+  World world;
+  world.join("node-1");
+  const JobId job = run(world);
+  const fs::path secrets = world.options.root.secrets(job);
+  fs::create_directories(secrets.parent_path());
+  write(secrets, "{}");
+  const auto restart_with = [&](const std::string& spec) {
+    world.engine.reset();
+    Database database(world.options.root.database());
+    std::string before = database.text("SELECT spec FROM jobs ORDER BY created LIMIT 1");
+    Statement(database.handle(), "UPDATE jobs SET spec = ? WHERE job = ?").run(spec, job.str());
+    world.sent.clear();
+    world.starts.clear();
+    return before;
+  };
+  const std::string spec = restart_with(R"({"launcher": "later"})");
+  world.restart();
+  CHECK(world.engine->has_unread_jobs());
+  CHECK(world.engine->is_open(job));
+  CHECK(world.engine->open_job() == job);
+  join(world, "node-1", {{job, 1}}, {job});
+  CHECK(world.engine->nodes_in_use().contains(NodeId("node-1")));
+  CHECK(world.engine->knows_share(NodeId("node-1"), job, 1));
+  const JobId other = world.submit(World::spec());
+  world.settle();
+  CHECK(world.starts.empty());
+  CHECK_THROWS_WITH_AS(world.engine->remove(job, nullptr), doctest::Contains("still runs on"),
+                       Error);
+  // It ends meanwhile, and nobody is told that this was heard.
+  const std::tuple node_attempt("node-1", job.str(), 1);
+  const std::uint64_t heard = world.seqs.at(node_attempt);
+  world.exit_rank("node-1", job, 1, 0, 0);
+  world.finish("node-1", job, 1, Outcome::succeeded);
+  world.started("node-1", other, 1);
+  CHECK(world.stops("node-1", job, 1) == 0);
+  CHECK(world.acknowledged("node-1", job, 1) == 0);
+  CHECK(world.forgotten.empty());
+  CHECK(fs::exists(secrets));
+  restart_with(spec);
+  world.restart();
+  CHECK_FALSE(world.engine->has_unread_jobs());
+  CHECK(world.state(job) == "running");
+  join(world, "node-1", {{job, 1}}, {job, other});
+  world.seqs[node_attempt] = heard;
+  world.exit_rank("node-1", job, 1, 0, 0);
+  world.finish("node-1", job, 1, Outcome::succeeded);
+  world.until([&] { return world.state(job) == "succeeded"; });
+}
+
 TEST_CASE("restored: a node that only a job's rows name is awaited, and lost if it does not come") {
   World world(2);
   world.join("node-1");

@@ -552,6 +552,18 @@ TEST_CASE("a damaged copy is passed over for the one before; without a whole one
     fs::remove(copy_of(path));
     CHECK(open_again(path).restored);
   }
+  SUBCASE("the newer one is of a newer dtrain") {
+    Database(copy_of(path)).run("PRAGMA user_version = 999");
+    CHECK(open_again(path).restored);
+  }
+  SUBCASE("both are of a newer dtrain") {
+    Database(copy_of(path)).run("PRAGMA user_version = 999");
+    Database(older_copy_of(path)).run("PRAGMA user_version = 999");
+    CHECK_THROWS_WITH_AS(
+        open_store({.path = path}),
+        doctest::Contains("head.db.backup.1 is of no use: the database was written"), Error);
+    CHECK(fs::file_size(path) == 0);
+  }
   SUBCASE("none") {
     flip(copy_of(path), 4096, 4096);
     std::ofstream(older_copy_of(path)) << "garbage";
@@ -579,6 +591,49 @@ TEST_CASE("a copy of an older dtrain is brought up to date") {
   CHECK(names(all.jobs) == std::set<std::string>{"a"});
   REQUIRE(all.restored);
   CHECK(all.restored->open == std::set<JobId>{JobId("a")});
+}
+
+TEST_CASE("what a damaged database of an older dtrain still has of later jobs is taken over") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  const fs::path golden = fs::path(DTRAIN_SOURCE_ROOT) / "tests/golden/database/v1.db";
+  fs::copy_file(golden, copy_of(path));
+  fs::copy_file(golden, path);
+  // Its log, of another boot, is damaged behind the job.
+  std::uintmax_t good = 0;
+  std::int64_t page = 0;
+  bool saved = true;
+  {
+    Database database(path);
+    database.keep_journal(true);
+    database.run(
+        "PRAGMA journal_mode = WAL; BEGIN; CREATE TEMP TABLE job AS SELECT * FROM jobs; "
+        "UPDATE job SET job = 'later', submission_id = NULL, attempt = 0; INSERT INTO jobs SELECT "
+        "* FROM job; "
+        "INSERT INTO events SELECT 1000 + event, 'later', attempt, time, kind, level, message "
+        "FROM events LIMIT 1; INSERT INTO meta VALUES ('open', 'another boot'); COMMIT");
+    good = fs::file_size(journal_of(path));
+    for (int i = 0; i < 3; ++i) database.run("UPDATE jobs SET reason = reason || 'x'");
+    page = database.integer("SELECT rootpage FROM sqlite_master WHERE name = 'nodes'");
+  }
+  flip(journal_of(path), good + 100, 8);
+  SUBCASE("as far as it goes") {}
+  SUBCASE("but not where a step finds damage too") {
+    flip(path, static_cast<std::uintmax_t>(page - 1) * 4096, 4096);
+    saved = false;
+  }
+  const std::string before = content(path);
+  const std::string log = content(journal_of(path));
+  const Loaded all = open_store({.path = path})->load();
+  REQUIRE(all.restored);
+  CHECK(names(all.jobs).contains("a"));
+  CHECK(names(all.jobs).contains("later") == saved);
+  CHECK(all.restored->salvaged == (saved ? 1 : 0));
+  CHECK(content(all.restored->damaged) == before);
+  CHECK(content(journal_of(all.restored->damaged)) == log);
+  for (const auto& entry : fs::directory_iterator(folder / ".")) {
+    CHECK(entry.path().string().find("salvaging") == std::string::npos);
+  }
 }
 
 TEST_CASE("a head that was killed before its first tables were there begins anew") {

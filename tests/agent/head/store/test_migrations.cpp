@@ -6,6 +6,8 @@
 #include <future>
 #include <map>
 
+#include "agent/head/store/copies.hpp"
+#include "agent/head/store/journal.hpp"
 #include "agent/head/store/migrations.hpp"
 #include "agent/head/store/schema.hpp"
 #include "agent/head/store/store.hpp"
@@ -208,6 +210,53 @@ TEST_CASE("an older database is copied, then brought forward step by step") {
   CHECK(schema_of(backup_of(path, 1)) == schema_of(golden(1)));
   CHECK((fs::status(backup_of(path, 1)).permissions() & fs::perms::mask) ==
         (fs::perms::owner_read | fs::perms::owner_write));
+}
+
+TEST_CASE("what a newer dtrain left of before, put in place, is known to be a copy") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  write_sample(path);
+  bool was_killed = false;
+  SUBCASE("of a head that was closed in order") {}
+  SUBCASE("of one that was killed, beside the log and the copies of the newer one") {
+    was_killed = true;
+  }
+  {
+    Database database(path);
+    database.keep_journal(was_killed);
+    if (was_killed) set_open(database, "another boot");
+    std::vector<Migration> newer = migrations();
+    newer.push_back(add_column);
+    migrate(database, path, newer);
+    for (const fs::path& copy : {copy_of(path), older_copy_of(path)}) {
+      remove_tree(copy);
+      if (was_killed) database.run(("VACUUM INTO '" + copy.string() + "'").c_str());
+    }
+  }
+  REQUIRE(fs::exists(journal_of(path)) == was_killed);
+  fs::copy_file(backup_of(path, today()), path, fs::copy_options::overwrite_existing);
+  const Loaded all = open_store({.path = path})->load();
+  CHECK(all.jobs.size() == 1);
+  REQUIRE(all.restored);
+  CHECK(all.restored->open == std::set<JobId>{JobId("a")});
+  CHECK(all.restored->copied > from_millis(1));
+  CHECK(all.restored->damaged.empty());
+  CHECK(open_store({.path = path})->load().restored == all.restored);
+}
+
+TEST_CASE("a copy stays of when it is, whatever is made of it") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "head.db";
+  fs::copy_file(golden(1), path);
+  {
+    Database database(path);
+    note_copied(database, from_millis(7));
+  }
+  const Loaded all = open_store({.path = path})->load();
+  REQUIRE(all.restored);
+  CHECK(all.restored->copied == from_millis(7));
+  Database backup(backup_of(path, 1), true);
+  CHECK(backup.text("SELECT value FROM meta WHERE key = 'copied'") == "7");
 }
 
 TEST_CASE("a step that fails keeps nothing, and the next try goes on from there") {
