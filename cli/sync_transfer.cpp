@@ -1,7 +1,6 @@
 #include "cli/sync_transfer.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include "cli/exec_channel.hpp"
 #include "cli/screen.hpp"
 #include "launcher/core/paths.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/sync_wire.hpp"
 
@@ -181,31 +181,25 @@ void run_transfer(const wire::ApiClient& client, const std::vector<std::string>&
 
 void run_transfers(const Context& context, Transfers& transfers,
                    const std::function<void(Transfer&)>& body) {
-  std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::condition_variable changed;
-  std::size_t at_work = std::min(kAtOnce, transfers.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = at_work; i > 0; --i) {
-    threads.emplace_back([&] {
-      for (std::size_t mine = next++; mine < transfers.size(); mine = next++) {
-        body(*transfers[mine]);
-      }
-      const std::lock_guard lock(mutex);
-      --at_work;
-      changed.notify_all();
-    });
-  }
+  bool at_work = true;
+  std::jthread work([&] {
+    side_by_side(transfers.size(), kAtOnce, [&](std::size_t i) { body(*transfers[i]); });
+    const std::lock_guard lock(mutex);
+    at_work = false;
+    changed.notify_all();
+  });
   Screen screen(context.terminal, !context.globals.quiet && !context.globals.json);
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex);
-  while (screen.has_live() && at_work > 0) {
+  while (screen.has_live() && at_work) {
     screen.live(live_line(transfers, std::chrono::steady_clock::now() - begin));
     screen.flush();
-    changed.wait_for(lock, kDraw, [&] { return at_work == 0; });
+    changed.wait_for(lock, kDraw, [&] { return !at_work; });
   }
   lock.unlock();
-  for (std::thread& thread : threads) thread.join();
+  work.join();
   screen.live({});
   screen.flush();
 }

@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/unix_socket.hpp"
 
@@ -18,12 +19,13 @@ namespace asio = boost::asio;
 using Descriptor = asio::posix::stream_descriptor;
 
 constexpr std::chrono::seconds kLookEvery{1};
+constexpr std::chrono::milliseconds kTakeAgain{100};  // where nobody could be taken
 
 }  // namespace
 
 struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   Impl(asio::io_context& io, fs::path at, std::function<void()> callback)
-      : path(std::move(at)), come(std::move(callback)), socket(io), timer(io) {
+      : path(std::move(at)), come(std::move(callback)), socket(io), timer(io), moment(io) {
     open();
   }
 
@@ -31,11 +33,14 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   std::function<void()> come;
   Descriptor socket;
   asio::steady_timer timer;
+  asio::steady_timer moment;
   FileOf made;         // the path's, as it was bound
   int generation = 0;  // of the socket and its pauses; who waited before is passed over
   bool paused = false;
   bool told = false;  // that it cannot be made again
   bool closed = false;
+  bool refused = false;       // by the system: who came last could not be taken
+  bool refusal_told = false;  // that this was so once
 
   void open() {
     UniqueFd fd = listen_unix(path);
@@ -50,8 +55,31 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
                                               mine = generation](boost::system::error_code failed) {
       if (failed || self->closed || mine != self->generation) return;
       self->come();
-      if (mine == self->generation) self->wait();
+      if (mine == self->generation) self->wait_on();
     });
+  }
+
+  // A listener that nobody can be taken from stays readable: it is let alone for a moment.
+  void wait_on() {
+    if (!refused) return wait();
+    moment.expires_after(kTakeAgain);
+    moment.async_wait([self = shared_from_this(), mine = generation](boost::system::error_code) {
+      if (!self->closed && mine == self->generation) self->wait();
+    });
+  }
+
+  std::optional<UniqueFd> accept() {
+    refused = false;
+    try {
+      return accept_own(socket.native_handle());
+    } catch (const Error& error) {
+      refused = true;
+      if (!std::exchange(refusal_told, true)) {
+        log::warn("who comes to a socket waits",
+                  {{"why", error.what()}, {"socket", path.string()}});
+      }
+      return std::nullopt;
+    }
   }
 
   void pause(bool on) {
@@ -101,7 +129,7 @@ Listener::~Listener() {
 }
 
 std::optional<UniqueFd> Listener::accept() {
-  return accept_own(impl_->socket.native_handle());
+  return impl_->accept();
 }
 
 void Listener::pause(bool paused) {
@@ -111,6 +139,7 @@ void Listener::pause(bool paused) {
 void Listener::close() {
   if (std::exchange(impl_->closed, true)) return;
   impl_->timer.cancel();
+  impl_->moment.cancel();
   impl_->socket.close();
   ::unlink(impl_->path.c_str());
 }

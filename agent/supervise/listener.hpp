@@ -21,7 +21,8 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // The next who waits, as accept_own() has it.
+  // The next who waits, as accept_own() has it; absent too while nobody can be taken, as where no
+  // descriptor is left, and `come` is called again a moment later.
   std::optional<UniqueFd> accept();
   // While it is paused nobody is told by `come`: who connects waits to be accepted, and once as
   // many wait as the kernel keeps, in connect(). A socket that is taken away meanwhile is made

@@ -16,6 +16,7 @@
 #include "agent/supervise/listener.hpp"
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
+#include "launcher/core/open_files.hpp"
 #include "launcher/wire/attempt.hpp"
 #include "launcher/wire/json.hpp"
 
@@ -25,7 +26,7 @@ namespace {
 namespace asio = boost::asio;
 using Descriptor = asio::posix::stream_descriptor;
 
-constexpr std::size_t kConnectionsMax = 256;               // of one rank that are read
+constexpr std::size_t kConnectionsMax = 256;               // of one rank that are read, or fewer
 constexpr int kBacklogMax = SOMAXCONN + 1;                 // of one rank that wait to be
 constexpr std::size_t kAnswersMax = std::size_t{1} << 20;  // bytes that a rank has not read
 constexpr std::size_t kWaitingMax = 1024;                  // answers owed on one connection
@@ -90,7 +91,7 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
 
     Listener listener;
     std::vector<std::shared_ptr<Connection>> connections;
-    bool limit_told = false;  // that there are kConnectionsMax
+    bool limit_told = false;  // that others wait
     std::optional<Monotonic> warned;
     std::uint64_t silent_warnings = 0;  // not said, for there were too many
   };
@@ -107,22 +108,28 @@ struct Reports::Impl : std::enable_shared_from_this<Reports::Impl> {
   std::map<std::uint64_t, Waiting> waiting;
   bool paused = false;
 
+  // All ranks together leave half of the descriptors to all else, the node agent's connection too.
+  std::size_t most_connections() const {
+    return std::clamp<std::size_t>(most_open_files() / 2 / ranks.size(), 1, kConnectionsMax);
+  }
+
   // None is closed that a rank may have written to: who is one too many waits at the listener until
   // another is closed.
   void accept(int rank) {
     Rank& of = ranks.at(rank);
-    while (of.connections.size() < kConnectionsMax) {
+    const std::size_t most = most_connections();
+    while (of.connections.size() < most) {
       const auto connection = accept_one(rank);
       if (!connection) return;
       wait_read(connection);
     }
     of.listener.pause(true);
     if (std::exchange(of.limit_told, true)) return;
-    hooks.warning(rank, "there are " + std::to_string(kConnectionsMax) +
+    hooks.warning(rank, "there are " + std::to_string(of.connections.size()) +
                             " connections for reports: others wait until one is closed");
   }
 
-  // Null: nobody waits.
+  // Null: nobody waits, or nobody can be taken.
   std::shared_ptr<Connection> accept_one(int rank) {
     Rank& of = ranks.at(rank);
     auto fd = of.listener.accept();

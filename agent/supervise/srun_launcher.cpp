@@ -126,6 +126,7 @@ SrunLauncher::SrunLauncher(boost::asio::io_context& io, const wire::AttemptSpec&
       program_(std::move(program)),
       hooks_(std::move(hooks)),
       listener_(io),
+      accept_again_(io),
       limit_(io),
       word_(io) {}
 
@@ -171,10 +172,20 @@ void SrunLauncher::start_srun() {
 void SrunLauncher::wait_accept() {
   listener_.async_wait(Descriptor::wait_read, [this](boost::system::error_code failed) {
     if (failed || !listener_.is_open()) return;
-    if (auto fd = accept_own(listener_.native_handle())) {
-      wait_task(std::make_shared<Task>(io_, fd->release()));
+    try {
+      if (auto fd = accept_own(listener_.native_handle())) {
+        wait_task(std::make_shared<Task>(io_, fd->release()));
+      }
+      wait_accept();
+    } catch (const Error& error) {  // no descriptor is left, or no memory: a task can wait
+      if (!std::exchange(wait_told_, true)) {
+        log::warn("tasks of srun wait", {{"why", error.what()}});
+      }
+      accept_again_.expires_after(kAcceptAgain);
+      accept_again_.async_wait([this](boost::system::error_code ended) {
+        if (!ended && listener_.is_open()) wait_accept();
+      });
     }
-    wait_accept();
   });
 }
 
@@ -343,6 +354,7 @@ void SrunLauncher::fail(const Error& error) {
 
 void SrunLauncher::end() {
   if (std::exchange(ended_, true)) return;
+  accept_again_.cancel();
   limit_.cancel();
   word_.cancel();
   if (listener_.is_open()) listener_.close();

@@ -54,6 +54,8 @@ class SrunLauncher final : public RankLauncher {
   // Where Slurm has ended the step that may be because of a rank elsewhere, whose end is the reason
   // and comes here as a stop.
   static constexpr std::chrono::milliseconds kWordLimit{5000};
+  // Where no task can be taken, for want of descriptors.
+  static constexpr std::chrono::milliseconds kAcceptAgain{100};
 
  private:
   using Descriptor = boost::asio::posix::stream_descriptor;
@@ -82,12 +84,14 @@ class SrunLauncher final : public RankLauncher {
   std::map<int, std::shared_ptr<Task>> tasks_;  // by local rank
   bool ready_ = false;
   bool ended_ = false;
+  bool wait_told_ = false;  // that tasks could not be taken
 
   pid_t srun_ = 0;  // node rank 0 alone; 0: none, or none any more
   std::vector<std::shared_ptr<Stream>> streams_;
   std::set<int> there_;                  // ranks whose tasks have said so
   std::vector<std::string> complaints_;  // the first lines of srun and its tasks that are some
   std::string last_line_;                // if none is
+  boost::asio::steady_timer accept_again_;
   boost::asio::steady_timer limit_;
   boost::asio::steady_timer word_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);

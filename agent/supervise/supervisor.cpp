@@ -80,6 +80,7 @@ void Supervisor::run() {
   launcher_ = make_launcher(io_, spec_, root_, options_.program, launcher_hooks());
   if (spec_.on_head_lost == OnHeadLost::stop) {
     lease_timer_.assign(make_lease_timer().release());
+    renew_lease();
     wait_lease();
   }
 
@@ -362,7 +363,7 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
     outbox_.beats_heard(heard->seq);
     send_due();
   } else if (lease_timer_.is_open()) {
-    wait_lease();
+    renew_lease();
   }
 }
 
@@ -389,8 +390,7 @@ void Supervisor::send_due() {
   });
 }
 
-// Sets the lease's timer anew and waits for it.
-void Supervisor::wait_lease() {
+void Supervisor::renew_lease() {
   const auto until_stop = std::max<std::chrono::nanoseconds>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(spec_.lease) * 8 / 10,
       std::chrono::milliseconds(1));
@@ -398,9 +398,16 @@ void Supervisor::wait_lease() {
   spec.it_value.tv_sec = static_cast<time_t>(until_stop.count() / 1'000'000'000);
   spec.it_value.tv_nsec = static_cast<long>(until_stop.count() % 1'000'000'000);
   ::timerfd_settime(lease_timer_.native_handle(), 0, &spec, nullptr);
-  lease_timer_.cancel();
+}
+
+void Supervisor::wait_lease() {
   lease_timer_.async_wait(Descriptor::wait_read, [this](boost::system::error_code failed) {
     if (failed) return;
+    // A lease that was renewed since the timer was seen to end is not over: nothing is to be read.
+    std::uint64_t expirations = 0;
+    if (::read(lease_timer_.native_handle(), &expirations, sizeof expirations) < 0) {
+      return wait_lease();
+    }
     end(Outcome::failed,
         "the head was not heard for " + human_duration(spec_.lease * 8 / 10) +
             " (on_head_lost: stop)",

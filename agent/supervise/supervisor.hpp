@@ -89,6 +89,8 @@ class Supervisor {
 
   void wait_signal();
   void wait_notes();
+  // Sets the lease's timer anew.
+  void renew_lease();
   void wait_lease();
   void on_signal(int number);
   void on_child_later();

@@ -106,7 +106,8 @@ std::optional<UniqueFd> accept_own(int listener) {
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      return std::nullopt;
+      if (errno == EAGAIN) return std::nullopt;
+      throw errno_error("cannot take a connection", errno);
     }
     if (is_own(fd.get())) return fd;
     ++refused;

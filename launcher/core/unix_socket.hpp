@@ -17,7 +17,8 @@ UniqueFd listen_unix(const fs::path& path);
 
 // The next waiting connection; absent when none waits. One of another user (root aside) is closed,
 // the first of each logged, and the next is looked at; after many such it is absent too, and the
-// listener still readable. One thread at a time.
+// listener still readable. Throws Error where none can be taken, as when no descriptor is left,
+// whether one waits or not: while one does the listener stays readable. One thread at a time.
 std::optional<UniqueFd> accept_own(int listener);
 
 // Absent when nobody listens at `path`, or more wait there than it lets wait.

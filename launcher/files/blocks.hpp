@@ -62,17 +62,23 @@ class BoundedQueue {
   std::exception_ptr failure_;
 };
 
-// A thread of a pipeline: what its body throws goes to `failed`; joined at the end.
+// A thread of a pipeline: what its body throws goes to `failed`, and so does that it cannot be
+// made, since those made before wait for it; joined at the end.
 class Stage {
  public:
-  Stage(std::function<void()> body, std::function<void(std::exception_ptr)> failed)
-      : thread_([body = std::move(body), failed = std::move(failed)] {
-          try {
-            body();
-          } catch (...) {
-            failed(std::current_exception());
-          }
-        }) {}
+  Stage(const std::function<void()>& body, const std::function<void(std::exception_ptr)>& failed) {
+    try {
+      thread_ = std::thread([body, failed] {
+        try {
+          body();
+        } catch (...) {
+          failed(std::current_exception());
+        }
+      });
+    } catch (...) {
+      failed(std::current_exception());
+    }
+  }
   ~Stage() { join(); }
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;

@@ -213,6 +213,7 @@ class Receiver {
       plain.fail(error);
     };
     json sent;
+    Unarchiver unarchiver(staged_, options_, progress);
     {
       Stage unpacking(
           [&] {
@@ -221,7 +222,6 @@ class Receiver {
             plain.close();
           },
           failed);
-      Unarchiver unarchiver(staged_, options_, progress);
       Stage writing([&] { unarchiver.run(plain); }, failed);
       try {
         while (parcel) {

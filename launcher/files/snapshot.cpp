@@ -13,6 +13,7 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/files.hpp"
+#include "launcher/core/side_by_side.hpp"
 #include "launcher/core/stop.hpp"
 #include "launcher/core/text.hpp"
 #include "launcher/files/manifest.hpp"
@@ -109,32 +110,23 @@ void sum_one(Found& found, FileFactsCache& cache, const SnapshotOptions& options
 }
 
 void sum_all(std::vector<Found>& all, FileFactsCache& cache, const SnapshotOptions& options) {
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < all.size(); i = next++) {
-      if (all[i].entry.kind != ContentEntry::Kind::file) continue;
-      try {
-        throw_if_stopped(options.stop);
-        sum_one(all[i], cache, options);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        next = all.size();
-      }
-    }
-  };
   std::uint64_t bytes = 0;
   for (const Found& found : all) bytes += found.entry.size;
   const std::size_t wanted = all.size() / kFilesPerThread + bytes / (std::uint64_t{64} << 20);
-  std::vector<std::thread> helpers;
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  while (helpers.size() + 1 < std::min<std::size_t>({wanted, kThreads, cores})) {
-    helpers.emplace_back(work);
-  }
-  work();
-  for (std::thread& helper : helpers) helper.join();
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  side_by_side(all.size(), std::min<std::size_t>({wanted, kThreads, cores}), [&](std::size_t i) {
+    if (failed || all[i].entry.kind != ContentEntry::Kind::file) return;
+    try {
+      throw_if_stopped(options.stop);
+      sum_one(all[i], cache, options);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failed.exchange(true)) failure = std::current_exception();
+    }
+  });
   if (failure) std::rethrow_exception(failure);
 }
 

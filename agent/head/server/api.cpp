@@ -3,7 +3,6 @@
 #include "agent/head/server/api_impl.hpp"
 
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
@@ -23,6 +22,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/core/text.hpp"
+#include "launcher/core/unix_socket.hpp"
 #include "launcher/wire/json.hpp"
 #include "launcher/wire/loop.hpp"
 
@@ -116,19 +116,8 @@ Api::Api(asio::io_context& context, fs::path socket, Parts parts, std::function<
 }
 
 void Api::open_door() {
-  // The root's lock is ours, so a socket that is there is a dead head's.
-  ::unlink(socket_path_.c_str());
-  const mode_t before = ::umask(0177);
-  const asio::local::stream_protocol::endpoint endpoint(socket_path_.string());
-  error_code failed;
-  acceptor_.open(endpoint.protocol(), failed);
-  if (!failed) acceptor_.bind(endpoint, failed);
-  ::umask(before);
-  if (!failed) acceptor_.listen(asio::socket_base::max_listen_connections, failed);
-  if (failed) {
-    throw Error(ErrorCode::io,
-                "cannot listen on " + socket_path_.string() + ": " + failed.message());
-  }
+  // In place of one that is there: the root's lock is ours, so it is a dead head's.
+  acceptor_.assign(asio::local::stream_protocol(), listen_unix(socket_path_).release());
   socket_file_ = FileOf(socket_path_);
 }
 

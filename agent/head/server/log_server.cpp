@@ -196,14 +196,19 @@ asio::awaitable<void> LogServer::Follower::ask(bool events) {
   answered_ = false;
   asio::post(server_.engine_context_, [self = shared_from_this(), events] {
     auto answer = std::make_shared<FollowSnapshot>();
-    const auto tell = [self, answer](std::exception_ptr failed) {
-      asio::post(self->server_.idle_.context(), [self, answer, failed] {
-        self->now_ = std::move(*answer);
-        self->stale_ = false;
-        self->look_back_ = true;
-        self->ask_failed_ = failed;
-        self->answered_ = true;
-        self->wake_.cancel();
+    // The engine may keep this for longer than the log thread's context is there, which a follower
+    // must not outlive.
+    const auto tell = [server = &self->server_, asked = self->weak_from_this(),
+                       answer](std::exception_ptr failed) {
+      asio::post(server->idle_.context(), [asked, answer, failed] {
+        const auto follower = asked.lock();
+        if (!follower) return;
+        follower->now_ = std::move(*answer);
+        follower->stale_ = false;
+        follower->look_back_ = true;
+        follower->ask_failed_ = failed;
+        follower->answered_ = true;
+        follower->wake_.cancel();
       });
     };
     try {

@@ -1,13 +1,17 @@
 #include "agent/supervise/control.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "agent/supervise/outbox.hpp"
 #include "launcher/core/unix_socket.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -22,6 +26,25 @@ UniqueFd connect_to(const fs::path& path) {
   REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   return fd;
 }
+
+// While it lives this process can open nothing more.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const int next = UniqueFd(::dup(0)).get();
+    REQUIRE(next >= 0);
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(next);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
 
 struct Served {
   dtrain::testing::TemporaryFolder folder;
@@ -52,5 +75,24 @@ TEST_CASE("a client that is gone before it is sent what it waits for") {
   CHECK(served.changes == 2);
   const UniqueFd next = connect_to(served.folder / "s");
   served.io.poll();
+  CHECK(served.control.connected());
+}
+
+TEST_CASE("a client that no descriptor is left for is let wait, and taken once there is one") {
+  Served served;
+  const UniqueFd client = connect_to(served.folder / "s");
+  std::size_t handled = 0;
+  {
+    const NoDescriptors none;
+    constexpr int kLooks = 200;
+    for (int i = 0; i < kLooks; ++i) handled += served.io.poll_one();
+  }
+  CHECK(handled > 0);
+  CHECK(handled < 20);  // once every 100 ms; who does not wait handles something at each look
+  CHECK_FALSE(served.control.connected());
+  const auto until = std::chrono::steady_clock::now() + dtrain::testing::kPatience;
+  while (!served.control.connected() && std::chrono::steady_clock::now() < until) {
+    served.io.run_one_until(until);
+  }
   CHECK(served.control.connected());
 }

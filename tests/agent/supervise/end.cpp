@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,23 @@ namespace {
 
 // Ranks that live until they are ended, as `exec`ed children too.
 const std::string kForever = "mkfifo f$RANK; echo $$ >up$RANK; read x <f$RANK";
+
+char state_of(pid_t pid) {
+  const auto stat = process_stat(pid);
+  return stat ? stat->state : '?';
+}
+
+// Whether the timer of a supervisor's lease has run out and nobody has heard of it yet: of its
+// timers it alone counts the time asleep.
+bool lease_is_over(pid_t supervisor) {
+  const fs::path infos = "/proc/" + std::to_string(supervisor) + "/fdinfo";
+  for (const fs::directory_entry& entry : fs::directory_iterator(infos)) {
+    const std::string info = read_file_if_there(entry.path()).value_or("");
+    if (info.find("clockid: " + std::to_string(CLOCK_BOOTTIME) + "\n") == info.npos) continue;
+    return info.find("ticks: 0\n") == info.npos;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -59,10 +77,6 @@ TEST_CASE("of ranks that are found dead in one look each has failed by itself") 
   const auto started = driver.until<wire::RanksStarted>();
   for (int rank = 0; rank < 3; ++rank) driver.wait_for_line("work/up" + std::to_string(rank));
   ::kill(driver.supervisor(), SIGSTOP);
-  const auto state_of = [](pid_t pid) {
-    const auto stat = process_stat(pid);
-    return stat ? stat->state : '?';
-  };
   wait_until("the supervisor stands", [&] { return state_of(driver.supervisor()) == 'T'; });
   for (const int rank : {1, 0}) {
     const pid_t pid = started.ranks[static_cast<std::size_t>(rank)].pid;
@@ -314,6 +328,24 @@ TEST_CASE("leases") {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     driver.wait_for_line("work/up0");
+    driver.send(wire::StopRanks{});
+    CHECK(driver.finish().outcome == Outcome::stopped);
+  }
+  SUBCASE("a supervisor that stood meanwhile hears of the renewal first: they go on") {
+    driver.spec.on_head_lost = OnHeadLost::stop;
+    driver.spec.lease = std::chrono::seconds(10);
+    driver.shell(kForever);
+    driver.start_and_connect();
+    driver.wait_for_line("work/up0");
+    const UniqueFd rank0 = driver.report_connection(0);
+    ::kill(driver.supervisor(), SIGSTOP);
+    wait_until("the supervisor stands", [&] { return state_of(driver.supervisor()) == 'T'; });
+    driver.send(wire::RenewLease{});
+    wait_until("the end of the lease's timer", [&] { return lease_is_over(driver.supervisor()); });
+    // Answered once it has looked at all that was there before.
+    write_all(rank0.get(), "{\"type\":\"heartbeat\",\"ack\":true}\n");
+    ::kill(driver.supervisor(), SIGCONT);
+    CHECK(testing::LineReader(rank0.get()).next() == R"({"ok":true})");
     driver.send(wire::StopRanks{});
     CHECK(driver.finish().outcome == Outcome::stopped);
   }

@@ -4,9 +4,12 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <set>
+#include <vector>
 
 #include "agent/supervise/outbox.hpp"
 #include "tests/agent/supervise/driver.hpp"
@@ -352,4 +355,31 @@ TEST_CASE("a head that is away holds up those too who connect for each report") 
   driver.release();  // which a rank that has ended does not hear
   CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
   CHECK(std::holds_alternative<wire::RankExited>(driver.seen[driver.seen.size() - 2].body));
+}
+
+TEST_CASE("connections for reports leave descriptors for the node agent's") {
+  Held driver;
+  driver.begin();
+  constexpr rlim_t kFiles = 128;
+  const rlimit few{kFiles, kFiles};
+  REQUIRE(::prlimit(driver.supervisor(), RLIMIT_NOFILE, &few, nullptr) == 0);
+  std::vector<UniqueFd> connections;
+  for (int step = 0; step < static_cast<int>(kFiles); ++step) {
+    connections.push_back(driver.report_connection(0));
+    write_all(connections.back().get(), metrics(step));
+  }
+  // More than half of all descriptors are not for reports.
+  const auto warning = driver.until<wire::AttemptWarning>();
+  CHECK(warning.message.find("there are 64 connections for reports") == 0);
+  driver.disconnect();
+  driver.connect();
+  connections.clear();
+  driver.release();
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+  std::set<int> steps;
+  for (const auto& event : driver.seen) {
+    const auto* report = std::get_if<wire::RankReport>(&event.body);
+    if (report != nullptr) steps.insert(report->body["step"].get<int>());
+  }
+  CHECK(steps.size() == kFiles);
 }

@@ -7,6 +7,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/files/content_tree.hpp"
 #include "launcher/files/snapshot.hpp"
+#include "tests/support/no_threads.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -110,6 +111,15 @@ TEST_CASE("a snapshot has what is there, and not what is left out") {
   CHECK(snapshot.tree.entries[5].mode == 0755);
   CHECK(content_tree_from_text(to_text(snapshot.tree)) == snapshot.tree);
   CHECK_THROWS_AS(take_snapshot(folder / "nowhere", options, cache), Error);
+}
+
+TEST_CASE("a snapshot is taken where no more threads can be made") {
+  TemporaryFolder folder;
+  constexpr int kFiles = 2000;  // more than one thread reads by itself
+  for (int i = 0; i < kFiles; ++i) write(folder / ("f" + std::to_string(i)), std::to_string(i));
+  FileFactsCache cache;
+  const dtrain::testing::NoThreads none;
+  CHECK(take_snapshot(folder.path(), {}, cache).files.size() == kFiles);
 }
 
 TEST_CASE("a file is read again only after a change") {

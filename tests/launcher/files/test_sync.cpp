@@ -3,10 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
 #include <random>
+#include <system_error>
 
 #include "launcher/core/error.hpp"
+#include "launcher/files/blocks.hpp"
 #include "tests/launcher/files/sync_world.hpp"
+#include "tests/support/no_threads.hpp"
 
 using namespace dtrain;
 using namespace dtrain::testing;
@@ -558,6 +562,30 @@ TEST_CASE("errors of either side reach both") {
     CHECK(world.sync().mounts[0].files == 2);
   }
   CHECK(left_overs(world.home()).empty());
+}
+
+TEST_CASE("a pipeline ends where one of its threads cannot be made") {
+  BoundedQueue<std::string> queue(1);
+  std::exception_ptr failure;
+  const auto failed = [&](std::exception_ptr error) {
+    if (!failure) failure = error;
+    queue.fail(error);
+  };
+  const auto read = [&] {
+    try {
+      while (queue.pop()) {
+      }
+    } catch (const std::system_error&) {  // the other's
+    }
+  };
+  Stage first(read, failed);
+  std::optional<Stage> second;
+  {
+    const NoThreads none;
+    CHECK_NOTHROW(second.emplace([] {}, failed));
+  }
+  CHECK(failure);
+  queue.close();
 }
 
 TEST_CASE("a request names only what a message holds") {

@@ -1,7 +1,10 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 
+#include <boost/asio/executor_work_guard.hpp>
 #include <map>
+#include <memory>
 
 #include "agent/head/server/file_server.hpp"
 #include "agent/head/server/log_copies.hpp"
@@ -13,6 +16,8 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/kept_log.hpp"
 #include "launcher/wire/identity.hpp"
+#include "tests/agent/head/engine/world.hpp"
+#include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace dtrain;
@@ -188,6 +193,27 @@ TEST_CASE("logs: a copy goes on where it ended, or behind what its node has rele
   mark_released(log, 20);
   CHECK(head::append_copy(log, 15, "x", true) == 16);
   CHECK(released_of(log) == 20);
+}
+
+TEST_CASE("a head may end while the engine is at a follower's question") {
+  head::testing::World world(1);
+  const JobId job = world.submit(head::testing::World::spec());
+  boost::asio::io_context context(1);
+  const auto work = boost::asio::make_work_guard(context);
+  auto server = std::make_unique<head::LogServer>(context, *world.engine);
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const UniqueFd client(ends[0]);
+  boost::asio::local::stream_protocol::socket socket(context, boost::asio::local::stream_protocol(),
+                                                     ends[1]);
+  server->follow(std::move(socket),
+                 "GET / HTTP/1.1\r\nHost: head\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                 "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+                 job, {});
+  // The question; its answer is never taken, and goes with the engine.
+  REQUIRE(context.run_one_for(dtrain::testing::kPatience) == 1);
+  server->stop();
+  server.reset();
 }
 
 TEST_CASE("files: of a log whose oldest part was released that is listed") {
