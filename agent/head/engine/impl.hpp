@@ -31,7 +31,8 @@
 // effect, which runs when the change is durable, for one job in the order in which things happened.
 namespace dtrain::head {
 
-// An event of a supervisor that is not acknowledged yet. Acknowledgements go out in order.
+// An event of a supervisor that is not acknowledged yet. Acknowledgements go out in order, each for
+// all before it: of a row of events that are ready the last is kept, and those with an answer.
 struct PendingAck {
   bool ready = false;
   std::optional<nlohmann::json> answer;
@@ -54,8 +55,7 @@ struct Share {
   std::uint64_t seen = 0;                    // the newest event, durable or not
   std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
-  std::map<std::uint64_t, PendingAck> acks;
-  std::uint64_t beats = 0;  // the newest RankBeats, by seq
+  std::map<std::uint64_t, PendingAck> acks;  // the first is never ready
 
   bool was_spare = false;
 
@@ -634,6 +634,8 @@ struct Engine::Impl {
                         std::optional<nlohmann::json> answer = std::nullopt);
   void ack(const JobId& job, int attempt, const NodeId& node, std::uint64_t seq,
            std::optional<nlohmann::json> answer);
+  void tell_heard(const Share& share, std::uint64_t seq,
+                  const std::optional<nlohmann::json>& answer);
   nlohmann::json answer_again(const Job& job, int attempt, const nlohmann::json& report) const;
 
   // checkpoints.cpp
