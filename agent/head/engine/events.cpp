@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/log.hpp"
@@ -13,6 +14,8 @@ namespace dtrain::head {
 namespace {
 
 constexpr int kWarningsOfAttempt = 1000;
+// Of metrics of a job whose last values are kept: all of them are written with each report.
+constexpr std::size_t kNamesMax = 4096;
 
 bool wants_answer(const nlohmann::json& report) {
   const auto ack = report.find("ack");
@@ -268,6 +271,13 @@ void Engine::Impl::metrics_report(Job& job, Attempt& attempt, Share& share, std:
   for (const auto& [name, value] : values.items()) {
     const auto known_value = job.metrics.find(name);
     if (known_value != job.metrics.end() && known_value->value("rank", 0) < report.rank) continue;
+    if (known_value == job.metrics.end() && job.metrics.size() >= kNamesMax) {
+      if (std::exchange(job.names_told, true)) continue;
+      note(tx, job, EventLevel::warning,
+           "its metrics have more than " + std::to_string(kNamesMax) +
+               " names: of the others no last value is kept, as of \"" + name + "\"");
+      continue;
+    }
     job.metrics[name] = {{"value", value}, {"rank", report.rank}};
   }
   job.row.step = std::max(job.row.step.value_or(0), step);

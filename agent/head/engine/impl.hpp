@@ -173,7 +173,8 @@ struct Job {
   int least_number = 0;                    // of the next checkpoint
   std::set<int> found;                     // of those that a restored head has found in storage
   int named = 0;  // the highest number of an attempt that something beside the rows has named
-  nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
+  nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}, kNamesMax
+  bool names_told = false;                            // that it has reported more
   nlohmann::json progress;                            // the newest, or null
   std::string waits;                                  // the queue's reason
   std::string overtakes;                              // why its attempt starts before another's
