@@ -549,7 +549,9 @@ struct Engine::Impl {
   void pulled(const Job& job, const std::set<int>& numbers, Answer done);
   void look_at_disk();
   void housekeeping();
-  void forget_by_setting(const Forgetting& what, const Holds& held);
+  // What was found by these settings; housekeeping_runs until it is through.
+  void forget_by_setting(const std::shared_ptr<std::deque<Forgetting>>& old,
+                         const StorageSpec& settings);
   void set_storage(const StorageSpec& settings);
 
   // clocks.cpp
