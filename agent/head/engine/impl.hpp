@@ -266,6 +266,16 @@ inline bool drains(const Node& node) {
   return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
 }
 
+// What is done in a storage: starts of attempts do not wait behind gigabytes of checkpoints.
+enum class StorageWork : std::uint8_t { quick, bulk };
+
+// One for each storage and kind of work, as long as there is something to do: a storage of which
+// nothing comes back, as of a network's whose server is gone, holds up nobody but its own jobs.
+struct StorageWorker {
+  Worker worker;
+  int tasks = 0;  // that are not through, what follows them here included
+};
+
 // One thing that happened, on its way to the store.
 struct Tx {
   Changes changes;
@@ -335,6 +345,10 @@ struct Engine::Impl {
   void post(std::function<void()> task);  // dropped when the engine is gone
   template <typename Result>
   void work(Worker& worker, std::function<Result()> task, std::function<void(Result)> then);
+  // In the storage of jobs with that storage_path: one thing of a kind after the other.
+  template <typename Result>
+  void work_in(const std::string& storage_path, StorageWork kind, std::function<Result()> task,
+               std::function<void(Result)> then);
 
   // searches.cpp
   void load_searches(std::vector<SearchRow> rows);
@@ -746,9 +760,9 @@ struct Engine::Impl {
 
   std::shared_ptr<int> alive = std::make_shared<int>(0);
   std::unique_ptr<Store> store;
-  // Last, so that they end first: starts of attempts do not wait behind gigabytes of checkpoints.
-  Worker quick;
-  Worker bulk;
+  // Last, so that they end first.
+  std::map<std::pair<std::string, StorageWork>, StorageWorker> storage_workers;
+  Worker quick;    // small files in the head's own root
   Worker history;  // what is read from the store and may be long
   Worker tidy;     // what nobody waits for: sizes, and what is deleted
 };
@@ -762,6 +776,19 @@ void Engine::Impl::work(Worker& worker, std::function<Result()> task,
     post_out([result, then, guard] {
       if (guard.lock()) then(std::move(*result));
     });
+  });
+}
+
+template <typename Result>
+void Engine::Impl::work_in(const std::string& storage_path, StorageWork kind,
+                           std::function<Result()> task, std::function<void(Result)> then) {
+  const std::pair key(storage_path, kind);
+  StorageWorker& its = storage_workers[key];
+  ++its.tasks;
+  work<Result>(its.worker, std::move(task), [this, key, then = std::move(then)](Result result) {
+    then(std::move(result));
+    const auto found = storage_workers.find(key);
+    if (--found->second.tasks == 0) storage_workers.erase(found);
   });
 }
 

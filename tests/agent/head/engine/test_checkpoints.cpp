@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -551,6 +553,42 @@ TEST_CASE("no attempt begins while a storage with checkpoints on record is not t
     CHECK_FALSE(world.started("node-0", id, 2).checkpoint.has_value());
     CHECK(world.engine->job(id).at("checkpoints").empty());
   }
+}
+
+TEST_CASE("a storage of which nothing comes back holds up its own job alone") {
+  World world;
+  const fs::path stuck = world.folder / "stuck";
+  JobSpec spec = World::spec("first");
+  spec.storage_path = stuck.string();
+  const JobId first = world.submit(spec);
+  // Who opens that waits for its other end.
+  const fs::path manifest = checkpoint_folder(stuck / first.str(), 0) / "manifest.json";
+  fs::create_directories(manifest.parent_path());
+  REQUIRE(::mkfifo(manifest.c_str(), 0600) == 0);
+  struct Ends {  // also where the test fails
+    const fs::path& path;
+    ~Ends() { const UniqueFd other(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC)); }
+  } const ends{manifest};
+  spec = World::spec("second");
+  spec.storage_path = (world.folder / "well").string();
+  const JobId second = world.submit(spec);
+  const JobId third = world.submit(World::spec("third"));
+  world.join("node-0");
+  for (const JobId& id : {second, third}) {
+    world.started("node-0", id, 1);
+    world.start_ranks("node-0", id, 1, 0, 1);
+    const fs::path at = model_at(world.folder / id.str());
+    world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(at, 4, 0.8)});
+    world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+    CHECK(world.answer("node-0", id, 1, 2)->at("ok") == true);
+    world.exit_rank("node-0", id, 1, 0, 0);
+    world.finish("node-0", id, 1, Outcome::succeeded);
+    world.until([&] { return world.state(id) == "succeeded"; });
+  }
+  CHECK_FALSE(world.was_started(first, 1));
+  // Once it is there again, its job goes on.
+  CHECK(open_file(manifest, O_WRONLY));
+  world.started("node-0", first, 1);
 }
 
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {
