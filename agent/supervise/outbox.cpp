@@ -90,15 +90,18 @@ void Outbox::acknowledge(std::uint64_t seq) {
   }
 }
 
-void Outbox::beats_heard(std::uint64_t seq) {
-  if (seq != beats_on_their_way_ || seq == 0) return;  // acknowledged meanwhile, with the others
-  beats_on_their_way_ = 0;
+void Outbox::heard(std::uint64_t seq) {
   const auto found =
       std::lower_bound(events_.begin(), events_.end(), seq,
                        [](const Event& event, std::uint64_t number) { return event.seq < number; });
+  // Else it was acknowledged meanwhile, with the others.
   if (found == events_.end() || found->seq != seq) return;
   bytes_ -= found->line.size();
   events_.erase(found);
+  if (beats_on_their_way_ == seq) beats_on_their_way_ = 0;
+  for (auto& [rank, passing] : passing_) {
+    if (passing.on_its_way == seq) passing.on_its_way = 0;
+  }
 }
 
 const Outbox::Event* Outbox::after(std::uint64_t seq) const {

@@ -35,7 +35,7 @@ class Outbox {
   void push_beat(wire::RankBeat beat);
   // What waits and may go is put in line; of what came by push_beat() as one event, if none is on
   // its way and the last was a second ago. Returns when to call this again, if time alone is
-  // missing; to be called after push_passing(), push_beat(), acknowledge() and beats_heard() too.
+  // missing; to be called after push_passing(), push_beat(), acknowledge() and heard() too.
   std::optional<Monotonic> send_due(Monotonic now);
   // The rank has ended: what waits for its turn is put in line now, before RankExited.
   void flush_passing(int rank);
@@ -43,9 +43,8 @@ class Outbox {
   // Forgets all up to `seq`. Throws Error(invalid) for a number that was never given.
   void acknowledge(std::uint64_t seq);
 
-  // Of those beats that send_due() has put in line, that the head has this one, whatever waits
-  // before it.
-  void beats_heard(std::uint64_t seq);
+  // Forgets this one alone: the head has it, whatever waits before it.
+  void heard(std::uint64_t seq);
 
   // The first event after `seq`; null when there is none.
   const Event* after(std::uint64_t seq) const;

@@ -373,6 +373,11 @@ void Reports::durable(std::uint64_t seq) {
   }
 }
 
+void Reports::durable_alone(std::uint64_t seq) {
+  const auto found = impl_->waiting.find(seq);
+  if (found != impl_->waiting.end() && found->second.metrics) impl_->answer(seq, kOk);
+}
+
 void Reports::refuse_all(const std::string& reason) {
   const std::string text = wire::dump({{"error", reason}}) + "\n";
   while (!impl_->waiting.empty()) impl_->answer(impl_->waiting.begin()->first, text);

@@ -45,6 +45,8 @@ class Reports {
   void answer(std::uint64_t seq, const nlohmann::json& line);
   // All up to `seq` is durable: for metrics this is the answer, a checkpoint's comes by itself.
   void durable(std::uint64_t seq);
+  // This one is, whatever is before it.
+  void durable_alone(std::uint64_t seq);
   // Everybody who still waits is told so.
   void refuse_all(const std::string& reason);
 

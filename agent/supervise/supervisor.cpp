@@ -359,9 +359,8 @@ void Supervisor::on_command(const wire::AttemptCommand& command) {
     end(Outcome::stopped, stop->reason.empty() ? "stopped" : stop->reason,
         stop->grace ? *stop->grace : spec_.stop_grace);
     word_timer_.cancel();
-  } else if (const auto* heard = std::get_if<wire::BeatsHeard>(&command)) {
-    outbox_.beats_heard(heard->seq);
-    send_due();
+  } else if (const auto* heard = std::get_if<wire::EventHeard>(&command)) {
+    on_heard(*heard);
   } else if (lease_timer_.is_open()) {
     renew_lease();
   }
@@ -373,10 +372,23 @@ void Supervisor::on_ack(const wire::EventAck& ack) {
   if (ack.answer) reports_->answer(ack.seq, *ack.answer);
   reports_->durable(ack.seq);
   failpoint("ack.take.after");
+  go_on();
+  if (last_event_ && ack.seq >= *last_event_) io_.stop();
+}
+
+// A checkpoint whose shards are not all reported may be what is before it: the ranks whose reports
+// are awaited must not be held up for that, nor wait for the answer.
+void Supervisor::on_heard(const wire::EventHeard& heard) {
+  outbox_.heard(heard.seq);
+  if (heard.answer) reports_->answer(heard.seq, *heard.answer);
+  reports_->durable_alone(heard.seq);
+  go_on();
+}
+
+void Supervisor::go_on() {
   if (outbox_.relaxed()) reports_->set_paused(false);
   control_->kick();
   send_due();
-  if (last_event_ && ack.seq >= *last_event_) io_.stop();
 }
 
 void Supervisor::send_due() {

@@ -101,6 +101,9 @@ class Supervisor {
   std::optional<std::uint64_t> on_report(int rank, nlohmann::json body);
   void on_command(const wire::AttemptCommand& command);
   void on_ack(const wire::EventAck& ack);
+  void on_heard(const wire::EventHeard& heard);
+  // The outbox holds less.
+  void go_on();
   void send_due();
 
   // Begins to end all processes. When that is under way already the first reason stays, and only

@@ -94,8 +94,8 @@ void fields(Is<StopRanks> auto& m, auto&& f) {
   f("grace_s", if_set(m.grace), "reason", or_default(m.reason));
 }
 BOOST_DESCRIBE_STRUCT(RenewLease, (), ())
-void fields(Is<BeatsHeard> auto& m, auto&& f) {
-  f("seq", within(m.seq, 1, kExactMax));
+void fields(Is<EventHeard> auto& m, auto&& f) {
+  f("seq", within(m.seq, 1, kExactMax), "answer", if_set(m.answer));
 }
 
 namespace {

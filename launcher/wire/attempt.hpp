@@ -188,13 +188,15 @@ struct StopRanks {
 };
 struct RenewLease {};  // the head was heard: the lease runs from now
 
-// The head has these RankBeats, while events before them are not durable yet: they are not sent
-// again, and the next may go out.
-struct BeatsHeard {
+// This event is durable, or need not be, while one before it is still worked on: it is not sent
+// again. `answer` as EventAck's, which may come again with that. On the wire it is "beats_heard":
+// at first it was said of RankBeats alone, and a supervisor of then passes over others.
+struct EventHeard {
   std::uint64_t seq = 0;
+  std::optional<nlohmann::json> answer;
 };
 
-using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease, BeatsHeard>;
+using AttemptCommand = std::variant<EventAck, StopRanks, RenewLease, EventHeard>;
 
 // Each is an object with "type" (master_ready, setup_started, ranks_started, report, warning,
 // rank_exited, finished, beats; ack, stop, lease, beats_heard), an event also with "seq". from_json

@@ -26,8 +26,9 @@
 // (PrepareAttempt), "pairs", "renew", "setup", "forward", "content" (Stage, Unstage,
 // /v1/node/content), "shards" (ShardAsk, PrepareAttempt's checkpoint, /v1/node/checkpoint),
 // "collect", "memory" (AttemptSpec's rank_memory), "leave" (Leaving), "preparation" (PrepareNode),
-// "beats" (AttemptSpec's beats, RankBeats), "stacks" (TakeStacks), "doctor" (DoctorAsk),
-// "log_limit" (AttemptSpec's log_limit, LogsReleased), "cpu_bind" (AttemptSpec's rank_cpus).
+// "beats" (AttemptSpec's beats, RankBeats, EventHeard), "stacks" (TakeStacks), "doctor"
+// (DoctorAsk), "log_limit" (AttemptSpec's log_limit, LogsReleased), "cpu_bind" (AttemptSpec's
+// rank_cpus).
 namespace dtrain::wire {
 
 inline constexpr int kNodeVersion = 1;

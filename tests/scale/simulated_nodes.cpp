@@ -338,7 +338,7 @@ class Node : public std::enable_shared_from_this<Node> {
       if (attempt->over && attempt->unacked.empty()) {
         attempts_.erase({attempt->spec.job, attempt->spec.attempt});
       }
-    } else if (const auto* beats = std::get_if<wire::BeatsHeard>(&command)) {
+    } else if (const auto* beats = std::get_if<wire::EventHeard>(&command)) {
       heard = beats->seq;
       std::erase_if(attempt->unacked,
                     [&](const auto& each) { return each.first.seq == beats->seq; });

@@ -154,8 +154,8 @@ void Engine::Impl::bring_shard(Job& job, Attempt& attempt, const Share& share,
     }
   }
   ++attempt.file_work;
-  work<Placed>(
-      bulk,
+  work_in<Placed>(
+      job.spec.storage_path, StorageWork::bulk,
       [task, forbidden, known_numbers, recorded, far, in_place, folder = storage(job),
        repeated = attempt.from_store]() -> Placed {
         try {
@@ -219,15 +219,16 @@ void Engine::Impl::fetch_shard(const JobId& id, const ShardReport& task, const N
   if (!job->spec.storage_path.empty()) ask.storage = storage_of(*job, *share);
   const fs::path folder = storage(*job);
   const auto transfer = std::make_shared<std::string>();
-  auto fetched = [this, task, folder, fail, node, transfer, guard = std::weak_ptr<int>(alive)](
-                     std::optional<Error> error, std::vector<FileEntry> files) {
+  auto fetched = [this, task, folder, storage_path = job->spec.storage_path, fail, node, transfer,
+                  guard = std::weak_ptr<int>(alive)](std::optional<Error> error,
+                                                     std::vector<FileEntry> files) {
     if (!guard.lock()) return;
     if (error) {
       fail(*error);
       return;
     }
-    work<Placed>(
-        bulk,
+    work_in<Placed>(
+        storage_path, StorageWork::bulk,
         [task, folder, files = std::move(files)]() -> Placed {
           try {
             take_incoming(folder, task, files);
@@ -343,8 +344,8 @@ void Engine::Impl::start_commit(Job& job, Attempt& attempt, std::int64_t step) {
   request.created = clock.wall();
   request.least_number = job.least_number;
   ++attempt.file_work;
-  work<Committed>(
-      bulk,
+  work_in<Committed>(
+      job.spec.storage_path, StorageWork::bulk,
       [request, folder = storage(job)]() -> Committed {
         try {
           return {commit_checkpoint(folder, request), std::nullopt};
@@ -513,9 +514,10 @@ void Engine::Impl::retain_checkpoints(Tx& tx, Job& job, const Attempt* running) 
 // A row is what a deletion is known by: what has none is somebody's, and stays.
 void Engine::Impl::remove_marked(const JobId& id, const std::vector<int>& numbers,
                                  const fs::path& folder) {
-  if (numbers.empty()) return;
-  work<std::vector<int>>(
-      bulk,
+  const Job* its = find(id);
+  if (numbers.empty() || its == nullptr) return;
+  work_in<std::vector<int>>(
+      its->spec.storage_path, StorageWork::bulk,
       [numbers, folder] {
         std::vector<int> gone;
         for (const int each : numbers) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "agent/head/engine/impl.hpp"
 #include "launcher/core/log.hpp"
@@ -7,18 +8,33 @@
 
 // What supervisors say. Each event takes effect once, and is acknowledged when what follows from it
 // is durable; acknowledgements of one node's attempt go out in order, because each covers all
-// before it.
+// before it. One behind a checkpoint that is still worked on is told of by itself: what completes
+// the checkpoint may be behind it.
 namespace dtrain::head {
 namespace {
 
 constexpr int kWarningsOfAttempt = 1000;
+// Of metrics of a job whose last values are kept: all of them are written with each report.
+constexpr std::size_t kNamesMax = 4096;
 
 bool wants_answer(const nlohmann::json& report) {
   const auto ack = report.find("ack");
   return ack != report.end() && ack->is_boolean() && ack->get<bool>();
 }
 
+// What its supervisor says by itself once it is acknowledged.
+bool is_plain(const std::optional<nlohmann::json>& answer) {
+  return !answer || *answer == nlohmann::json{{"ok", true}};
+}
+
 }  // namespace
+
+void Engine::Impl::tell_heard(const Share& share, std::uint64_t seq,
+                              const std::optional<nlohmann::json>& answer) {
+  const auto node = nodes.find(share.row.node);
+  if (node == nodes.end() || !node->second.features.contains("beats")) return;
+  nodes_out.send(share.row.node, share.row.job, share.row.attempt, wire::EventHeard{seq, answer});
+}
 
 void Engine::Impl::ack(const JobId& job_id, int number, const NodeId& node, std::uint64_t seq,
                        std::optional<nlohmann::json> answer) {
@@ -30,6 +46,15 @@ void Engine::Impl::ack(const JobId& job_id, int number, const NodeId& node, std:
   if (pending == share->acks.end()) return;
   pending->second.ready = true;
   pending->second.answer = std::move(answer);
+  if (pending != share->acks.begin()) {
+    tell_heard(*share, seq, pending->second.answer);
+    const auto before = std::prev(pending);
+    if (before->second.ready && is_plain(before->second.answer)) share->acks.erase(before);
+    const auto behind = std::next(pending);
+    const bool goes_with_it = behind != share->acks.end() && behind->second.ready;
+    if (goes_with_it && is_plain(pending->second.answer)) share->acks.erase(pending);
+    return;
+  }
   // One for a row of events without answers.
   std::vector<wire::EventAck> out;
   while (!share->acks.empty() && share->acks.begin()->second.ready) {
@@ -96,15 +121,19 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
   if (share != nullptr && event.seq <= share->seen) {
     // A repeat. If the first is still on its way to the disk, it is acknowledged then.
     if (finished && node != nodes.end()) node->second.leftovers.erase({job_id, number});
-    if (!share->acks.contains(event.seq)) {
-      wire::EventAck again{event.seq, std::nullopt};
+    const auto pending = share->acks.find(event.seq);
+    if (pending == share->acks.end() || pending->second.ready) {
+      std::optional<nlohmann::json> answer;
       if (const auto* report = std::get_if<wire::RankReport>(&event.body);
           report != nullptr && wants_answer(report->body)) {
-        again.answer = answer_again(*job, number, report->body);
+        answer = pending != share->acks.end() ? pending->second.answer
+                                              : answer_again(*job, number, report->body);
       }
-      nodes_out.send(node_id, job_id, number, again);
-    } else if (std::holds_alternative<wire::RankBeats>(event.body)) {
-      nodes_out.send(node_id, job_id, number, wire::BeatsHeard{event.seq});
+      if (share->acks.empty() || event.seq < share->acks.begin()->first) {
+        nodes_out.send(node_id, job_id, number, wire::EventAck{event.seq, answer});
+      } else {
+        tell_heard(*share, event.seq, answer);
+      }
     }
     if (finished) schedule();
     return;
@@ -250,6 +279,13 @@ void Engine::Impl::metrics_report(Job& job, Attempt& attempt, Share& share, std:
   for (const auto& [name, value] : values.items()) {
     const auto known_value = job.metrics.find(name);
     if (known_value != job.metrics.end() && known_value->value("rank", 0) < report.rank) continue;
+    if (known_value == job.metrics.end() && job.metrics.size() >= kNamesMax) {
+      if (std::exchange(job.names_told, true)) continue;
+      note(tx, job, EventLevel::warning,
+           "its metrics have more than " + std::to_string(kNamesMax) +
+               " names: of the others no last value is kept, as of \"" + name + "\"");
+      continue;
+    }
     job.metrics[name] = {{"value", value}, {"rank", report.rank}};
   }
   job.row.step = std::max(job.row.step.value_or(0), step);

@@ -31,7 +31,8 @@
 // effect, which runs when the change is durable, for one job in the order in which things happened.
 namespace dtrain::head {
 
-// An event of a supervisor that is not acknowledged yet. Acknowledgements go out in order.
+// An event of a supervisor that is not acknowledged yet. Acknowledgements go out in order, each for
+// all before it: of a row of events that are ready the last is kept, and those with an answer.
 struct PendingAck {
   bool ready = false;
   std::optional<nlohmann::json> answer;
@@ -54,8 +55,7 @@ struct Share {
   std::uint64_t seen = 0;                    // the newest event, durable or not
   std::set<std::uint64_t> open_checkpoints;  // reports that are being worked on, by seq
   std::optional<std::uint64_t> finish_seq;   // of NodeFinished, until a commit has it
-  std::map<std::uint64_t, PendingAck> acks;
-  std::uint64_t beats = 0;  // the newest RankBeats, by seq
+  std::map<std::uint64_t, PendingAck> acks;  // the first is never ready
 
   bool was_spare = false;
 
@@ -173,7 +173,8 @@ struct Job {
   int least_number = 0;                    // of the next checkpoint
   std::set<int> found;                     // of those that a restored head has found in storage
   int named = 0;  // the highest number of an attempt that something beside the rows has named
-  nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}
+  nlohmann::json metrics = nlohmann::json::object();  // {name: {"value", "rank"}}, kNamesMax
+  bool names_told = false;                            // that it has reported more
   nlohmann::json progress;                            // the newest, or null
   std::string waits;                                  // the queue's reason
   std::string overtakes;                              // why its attempt starts before another's
@@ -265,6 +266,16 @@ inline bool drains(const Node& node) {
   return node.row.state == NodeState::draining || node.row.state == NodeState::drained;
 }
 
+// What is done in a storage: starts of attempts do not wait behind gigabytes of checkpoints.
+enum class StorageWork : std::uint8_t { quick, bulk };
+
+// One for each storage and kind of work, as long as there is something to do: a storage of which
+// nothing comes back, as of a network's whose server is gone, holds up nobody but its own jobs.
+struct StorageWorker {
+  Worker worker;
+  int tasks = 0;  // that are not through, what follows them here included
+};
+
 // One thing that happened, on its way to the store.
 struct Tx {
   Changes changes;
@@ -336,6 +347,10 @@ struct Engine::Impl {
   void post(std::function<void()> task);  // dropped when the engine is gone
   template <typename Result>
   void work(Worker& worker, std::function<Result()> task, std::function<void(Result)> then);
+  // In the storage of jobs with that storage_path: one thing of a kind after the other.
+  template <typename Result>
+  void work_in(const std::string& storage_path, StorageWork kind, std::function<Result()> task,
+               std::function<void(Result)> then);
 
   // searches.cpp
   void load_searches(std::vector<SearchRow> rows);
@@ -550,7 +565,9 @@ struct Engine::Impl {
   void pulled(const Job& job, const std::set<int>& numbers, Answer done);
   void look_at_disk();
   void housekeeping();
-  void forget_by_setting(const Forgetting& what, const Holds& held);
+  // What was found by these settings; housekeeping_runs until it is through.
+  void forget_by_setting(const std::shared_ptr<std::deque<Forgetting>>& old,
+                         const StorageSpec& settings);
   void set_storage(const StorageSpec& settings);
 
   // clocks.cpp
@@ -636,6 +653,8 @@ struct Engine::Impl {
                         std::optional<nlohmann::json> answer = std::nullopt);
   void ack(const JobId& job, int attempt, const NodeId& node, std::uint64_t seq,
            std::optional<nlohmann::json> answer);
+  void tell_heard(const Share& share, std::uint64_t seq,
+                  const std::optional<nlohmann::json>& answer);
   nlohmann::json answer_again(const Job& job, int attempt, const nlohmann::json& report) const;
 
   // checkpoints.cpp
@@ -746,9 +765,9 @@ struct Engine::Impl {
 
   std::shared_ptr<int> alive = std::make_shared<int>(0);
   std::unique_ptr<Store> store;
-  // Last, so that they end first: starts of attempts do not wait behind gigabytes of checkpoints.
-  Worker quick;
-  Worker bulk;
+  // Last, so that they end first.
+  std::map<std::pair<std::string, StorageWork>, StorageWorker> storage_workers;
+  Worker quick;    // small files in the head's own root
   Worker history;  // what is read from the store and may be long
   Worker tidy;     // what nobody waits for: sizes, and what is deleted
 };
@@ -762,6 +781,19 @@ void Engine::Impl::work(Worker& worker, std::function<Result()> task,
     post_out([result, then, guard] {
       if (guard.lock()) then(std::move(*result));
     });
+  });
+}
+
+template <typename Result>
+void Engine::Impl::work_in(const std::string& storage_path, StorageWork kind,
+                           std::function<Result()> task, std::function<void(Result)> then) {
+  const std::pair key(storage_path, kind);
+  StorageWorker& its = storage_workers[key];
+  ++its.tasks;
+  work<Result>(its.worker, std::move(task), [this, key, then = std::move(then)](Result result) {
+    then(std::move(result));
+    const auto found = storage_workers.find(key);
+    if (--found->second.tasks == 0) storage_workers.erase(found);
   });
 }
 

@@ -78,8 +78,11 @@ std::vector<std::string> Engine::Impl::content_wanted(const JobSpec& spec) const
 // Its storage, rows and curve begin with those of the old one; then it is kept.
 void Engine::Impl::take_over(Job& job) {
   std::optional<fs::path> old_storage;
+  // Behind what is still done there: a checkpoint may be on its way out. In the new one nothing is.
+  std::string read_from = job.spec.storage_path;
   if (const Job* old = find(JobId(job.spec.resumes))) {
     old_storage = storage(*old);
+    read_from = old->spec.storage_path;
     job.metrics = old->metrics;
     job.row.metrics = wire::dump(job.metrics);
     job.row.step = old->row.step;
@@ -87,10 +90,12 @@ void Engine::Impl::take_over(Job& job) {
   // What is resumed has what it began with; where that was from may have been removed since.
   std::optional<fs::path> source;
   if (!old_storage && job.spec.start && !job.spec.start->job.empty()) {
-    source = checkpoint_folder(storage(*find(JobId(job.spec.start->job))), job.spec.start->number);
+    const Job& other = *find(JobId(job.spec.start->job));
+    source = checkpoint_folder(storage(other), job.spec.start->number);
+    read_from = other.spec.storage_path;
   }
-  work<Prepared>(
-      bulk,
+  work_in<Prepared>(
+      read_from, StorageWork::bulk,
       [old_storage, source, start = job.spec.start, folder = storage(job),
        content = options.root.content()]() -> Prepared {
         try {
@@ -147,13 +152,19 @@ void Engine::Impl::taken_over(const JobId& id, Prepared result) {
 // What was made for a job that is not kept after all.
 void Engine::Impl::drop_storage(const Job& job) {
   if (job.spec.resumes.empty() && !job.spec.start) return;
-  bulk.add([folder = storage(job)] {
-    try {
-      remove_tree(folder);
-    } catch (const Error& error) {
-      log::warn("the storage of a refused job stays", {{"why", error.what()}});
-    }
-  });
+  work_in<std::optional<Error>>(
+      job.spec.storage_path, StorageWork::bulk,
+      [folder = storage(job)]() -> std::optional<Error> {
+        try {
+          remove_tree(folder);
+          return std::nullopt;
+        } catch (const std::exception& error) {
+          return as_error(error);
+        }
+      },
+      [](const std::optional<Error>& error) {
+        if (error) log::warn("the storage of a refused job stays", {{"why", error->what()}});
+      });
 }
 
 std::string Engine::Impl::start_path(const Job& job) const {

@@ -1,9 +1,24 @@
 #include "agent/head/engine/impl.hpp"
+#include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
 #include "launcher/wire/json.hpp"
 
 // What the store held when the head started.
 namespace dtrain::head {
+namespace {
+
+// A job is worth more than its last values, of which the history has all.
+nlohmann::json last_values(const JobRow& row) {
+  try {
+    return wire::parse_json(row.metrics, "its metrics");
+  } catch (const Error& error) {
+    log::warn("the last values of a job's metrics are not read from the database",
+              {{"job", row.id.str()}, {"why", error.what()}});
+    return nlohmann::json::object();
+  }
+}
+
+}  // namespace
 
 void Engine::Impl::load() {
   Loaded all = store->load();
@@ -16,7 +31,7 @@ void Engine::Impl::load() {
     job.row = std::move(row);
     try {
       job.spec = job_spec_from_json(wire::parse_json(job.row.spec, "its spec"));
-      job.metrics = wire::parse_json(job.row.metrics, "its metrics");
+      job.metrics = last_values(job.row);
     } catch (const std::exception& error) {  // one job is no reason to be without all others
       log::error("a job cannot be read from the database",
                  {{"job", id.str()}, {"why", error.what()}});

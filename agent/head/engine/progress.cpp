@@ -19,13 +19,7 @@ void Engine::Impl::apply(Job& job, Attempt& attempt, Share& share, std::uint64_t
                          const wire::RankBeats& body) {
   for (const wire::RankBeat& beat : body.beats) note_advance(job, attempt, share, beat, true);
   tell_stragglers(job, attempt, share);
-  // Its supervisor has forgotten those before them.
-  share.acks.erase(std::exchange(share.beats, seq));
   ack(job.row.id, attempt.row.attempt, share.row.node, seq, std::nullopt);
-  // A checkpoint before them may be on its way for long: the next must not wait for that.
-  if (share.acks.contains(seq)) {
-    nodes_out.send(share.row.node, job.row.id, attempt.row.attempt, wire::BeatsHeard{seq});
-  }
 }
 
 void Engine::Impl::note_advance(Job& job, Attempt& attempt, const Share& share,

@@ -409,8 +409,8 @@ void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
     attempt.token_file = token_file(storage(job), attempt.token).string();
   }
   job.preparing = true;
-  work<Prepared>(
-      quick,
+  work_in<Prepared>(
+      job.spec.storage_path, StorageWork::quick,
       [folder = storage(job), number, token_file = attempt.token_file, token = attempt.token,
        recorded = !job.checkpoints.empty()]() -> Prepared {
         try {
@@ -435,8 +435,8 @@ void Engine::Impl::begin_attempt(Job& job, const QueueDecision::Start& start) {
 // Until it is there the job is held: one that waited for nodes would keep others from theirs.
 void Engine::Impl::look_for_storage(Job& job) {
   job.storage_look = clock.now() + kLookForStorage;
-  work<bool>(
-      quick,
+  work_in<bool>(
+      job.spec.storage_path, StorageWork::quick,
       [folder = checkpoints_folder(storage(job))] {
         std::error_code unseen;  // then an attempt begins, and says why it cannot
         return fs::exists(folder, unseen) || unseen;

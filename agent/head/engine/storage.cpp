@@ -180,7 +180,7 @@ void Engine::Impl::housekeeping() {
   }
   housekeeping_runs = true;
   struct Found {
-    std::vector<Forgetting> old;
+    std::shared_ptr<std::deque<Forgetting>> old;
     std::uint64_t bytes = 0;
   };
   work<Found>(
@@ -193,33 +193,40 @@ void Engine::Impl::housekeeping() {
           found.bytes += folder.job.bytes;
           list.push_back(folder.job);
         }
-        found.old = jobs_to_forget(std::move(list), now, settings);
+        const std::vector<Forgetting> old = jobs_to_forget(std::move(list), now, settings);
+        found.old = std::make_shared<std::deque<Forgetting>>(old.begin(), old.end());
         return found;
       },
       [this, settings = options.storage](const Found& found) {
-        housekeeping_runs = false;
-        if (settings != options.storage) {  // what was found is by settings that are no more
-          next_housekeeping = clock.now();
-          rearm();
-          return;
-        }
         disk.ended_jobs = found.bytes;
-        if (found.old.empty()) return;
-        const Holds held_now = holds();
-        for (const Forgetting& each : found.old) forget_by_setting(each, held_now);
+        forget_by_setting(found.old, settings);
       });
 }
 
-void Engine::Impl::forget_by_setting(const Forgetting& what, const Holds& held) {
-  Job* job = find(what.job);
-  if (job == nullptr) return;
-  try {
-    remove(*job, what.reason, held, nullptr);
-    log::warn("a job is forgotten, as `retention` says",
-              {{"job", what.job.str()}, {"why", what.reason}});
-  } catch (const Error& error) {
-    log::info("an old job stays", {{"job", what.job.str()}, {"why", error.what()}});
+// Each when the one before it is durable, and its files are on their way out. Years of jobs have
+// millions of rows: in one transaction they would hold up all else that is to be durable, and need
+// room for all of them at once on a disk that they may have filled.
+void Engine::Impl::forget_by_setting(const std::shared_ptr<std::deque<Forgetting>>& old,
+                                     const StorageSpec& settings) {
+  while (!old->empty() && settings == options.storage) {
+    const Forgetting what = std::move(old->front());
+    old->pop_front();
+    Job* job = find(what.job);
+    if (job == nullptr) continue;
+    try {
+      remove(*job, what.reason, holds(),
+             [this, old, settings](const nlohmann::json&) { forget_by_setting(old, settings); });
+      log::warn("a job is forgotten, as `retention` says",
+                {{"job", what.job.str()}, {"why", what.reason}});
+      return;
+    } catch (const Error& error) {
+      log::info("an old job stays", {{"job", what.job.str()}, {"why", error.what()}});
+    }
   }
+  housekeeping_runs = false;
+  if (settings == options.storage) return;
+  next_housekeeping = clock.now();  // what was found is by settings that are no more
+  rearm();
 }
 
 void Engine::Impl::set_storage(const StorageSpec& settings) {

@@ -164,22 +164,43 @@ TEST_CASE("heartbeats go on while an event before them is not acknowledged") {
     const auto seq = static_cast<std::uint64_t>(i) + 1;
     beats_at(i, seq);
     CHECK(outbox.after(1)->seq == seq);
-    outbox.beats_heard(seq);
+    outbox.heard(seq);
     CHECK(outbox.after(1) == nullptr);
     CHECK(outbox.after(0)->seq == 1);
   }
   CHECK_FALSE(outbox.full());
-  outbox.beats_heard(7);  // once more
+  outbox.heard(7);  // once more
   beats_at(10001, 10002);
-  outbox.beats_heard(9);
+  outbox.heard(9);
   CHECK(outbox.after(1)->seq == 10002);
   const auto last = outbox.push(wire::SetupStarted{});
-  outbox.beats_heard(10002);
+  outbox.heard(10002);
   CHECK(outbox.after(1)->seq == last);
   outbox.acknowledge(10002);
   CHECK(outbox.after(0)->seq == last);
   outbox.acknowledge(last);
   CHECK(outbox.empty());
+}
+
+TEST_CASE("what the head has makes room, whatever waits before it") {
+  Outbox outbox;
+  outbox.push(wire::RankReport{0, {{"type", "checkpoint"}}});
+  const std::uint64_t first = outbox.last_seq() + 1;
+  while (!outbox.full()) outbox.push(wire::RankReport{0, {{"type", "metrics"}}});
+  outbox.push_passing(1, progress(1), kStart);
+  CHECK_FALSE(outbox.send_due(kStart).has_value());
+  const std::uint64_t last = outbox.last_seq();
+  outbox.push_passing(1, progress(2), kStart);
+  CHECK_FALSE(outbox.send_due(kStart + std::chrono::seconds(1)).has_value());
+  CHECK(outbox.last_seq() == last);  // one is on its way
+  for (std::uint64_t seq = first; seq <= last; ++seq) outbox.heard(seq);
+  CHECK(outbox.relaxed());
+  CHECK(outbox.after(0)->seq == 1);
+  CHECK(outbox.after(1) == nullptr);
+  CHECK_FALSE(outbox.send_due(kStart + std::chrono::seconds(1)).has_value());
+  CHECK(steps_after(outbox, 1) == std::vector<int>{2});
+  outbox.acknowledge(1);
+  CHECK(outbox.after(0)->seq == last + 1);
 }
 
 TEST_CASE("it is full by number and by bytes, and relaxes at half") {

@@ -150,6 +150,48 @@ TEST_CASE("answers come to those who asked, in the order of their requests") {
   driver.finish();
 }
 
+TEST_CASE("who holds back a checkpoint is read, however much was reported since it began") {
+  Held driver(2);
+  driver.begin();
+  const UniqueFd rank0 = driver.report_connection(0);
+  const UniqueFd rank1 = driver.report_connection(1);
+  LineReader answers(rank1.get());
+  const auto shard = [](int number) {
+    return json{{"type", "checkpoint"}, {"step", 1},   {"path", "/c"},
+                {"shard", number},      {"shards", 2}, {"ack", true}}
+               .dump() +
+           "\n";
+  };
+  write_all(rank0.get(), shard(0));
+  driver.report();
+  const std::uint64_t first = driver.seen.back().seq;
+  for (std::size_t i = 0; i <= supervise::Outbox::kEventsMax; ++i) {
+    write_all(rank0.get(), metrics(2));
+    driver.report();
+    driver.send(wire::EventHeard{driver.seen.back().seq, std::nullopt});
+  }
+  // One that waits for the answer about something else before it goes on.
+  write_all(rank1.get(), metrics(2, true));
+  driver.report();
+  driver.send(wire::EventHeard{driver.seen.back().seq, json{{"ok", true}}});
+  CHECK(answers.next() == R"({"ok":true})");
+  write_all(rank1.get(), metrics(3, true));
+  driver.report();
+  driver.send(wire::EventHeard{driver.seen.back().seq, std::nullopt});
+  CHECK(answers.next() == R"({"ok":true})");
+  write_all(rank1.get(), shard(1));
+  CHECK(driver.report().body["shard"] == 1);
+  driver.send(wire::EventHeard{driver.seen.back().seq, json{{"ok", true}, {"path", "/final"}}});
+  CHECK(answers.next() == R"({"ok":true,"path":"/final"})");
+  // What is not durable is sent again to who comes next, and nothing else.
+  driver.connect();
+  CHECK(driver.report().body["shard"] == 0);
+  CHECK(driver.seen.back().seq == first);
+  driver.ack(first);
+  driver.release();
+  CHECK(driver.finish().outcome == wire::NodeFinished::Outcome::succeeded);
+}
+
 TEST_CASE("who asks for an answer has one in its turn when its report is dropped too") {
   Held driver;
   driver.begin();

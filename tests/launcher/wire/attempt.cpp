@@ -209,7 +209,8 @@ std::map<std::string, Golden> all_messages() {
       {"command_stop", command(wire::StopRanks{std::nullopt, "by ada"})},
       {"command_stop_grace", command(wire::StopRanks{std::chrono::seconds(5), "by ada"})},
       {"command_lease", command(wire::RenewLease{})},
-      {"command_beats_heard", command(wire::BeatsHeard{11})},
+      {"command_beats_heard", command(wire::EventHeard{11, std::nullopt})},
+      {"command_beats_heard_answer", command(wire::EventHeard{12, json{{"ok", true}}})},
   };
 }
 

@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -261,6 +263,95 @@ TEST_CASE("reported, committed, answered, resumed from") {
   }
 }
 
+TEST_CASE(
+    "what is durable behind a checkpoint that is not whole is heard, and need not come again") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.nproc_per_node.number = 2;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 2);
+  world.settle();
+  const auto heard = [&](std::uint64_t seq) {
+    const wire::EventHeard* last = nullptr;
+    for (const auto& each : world.sent) {
+      const auto* one = std::get_if<wire::EventHeard>(&each.command);
+      if (one != nullptr && one->seq == seq) last = one;
+    }
+    return last;
+  };
+  const auto shard = [&](int step, int number) {
+    const fs::path at = world.folder / (std::to_string(step) + "-" + std::to_string(number));
+    return wire::RankReport{number, checkpoint_line(model_at(at), step, 0.8, number, 2)};
+  };
+  const wire::RankReport metrics{
+      0, {{"type", "metrics"}, {"step", 5}, {"metrics", {{"loss", 0.5}}}, {"ack", true}}};
+  const wire::RankReport second = shard(5, 0);
+  world.say("node-0", id, 1, shard(4, 0));  // 2
+  world.say("node-0", id, 1, second);       // 3
+  world.say("node-0", id, 1, metrics);      // 4
+  world.settle();
+  CHECK(world.acknowledged("node-0", id, 1) == 1);
+  REQUIRE(heard(4) != nullptr);
+  CHECK(heard(4)->answer == nlohmann::json{{"ok", true}});
+  // It had not come there.
+  world.sent.clear();
+  world.repeat("node-0", id, 1, 4, metrics);
+  REQUIRE(heard(4) != nullptr);
+  CHECK(heard(4)->answer == nlohmann::json{{"ok", true}});
+  CHECK(world.metrics(id).size() == 1);
+  CHECK(world.acknowledged("node-0", id, 1) == 0);
+
+  // The rank waits for this answer before it reports its shard of the next.
+  world.say("node-0", id, 1, shard(4, 1));  // 5
+  world.until([&] { return heard(5) != nullptr; });
+  CHECK(heard(5)->answer->at("ok") == true);
+  CHECK(world.answer("node-0", id, 1, 2)->at("ok") == true);
+  CHECK(world.acknowledged("node-0", id, 1) == 2);
+  // The first of these goes with the second, and is heard still.
+  for (int i = 0; i < 2; ++i) world.say("node-0", id, 1, metrics);  // 6 and 7
+  world.settle();
+  world.sent.clear();
+  world.repeat("node-0", id, 1, 6, metrics);
+  REQUIRE(heard(6) != nullptr);
+  CHECK(heard(6)->answer == nlohmann::json{{"ok", true}});
+  CHECK(world.acknowledged("node-0", id, 1) == 0);
+  SUBCASE("by one head") {}
+  SUBCASE("by the head after that, which hears of the rest alone") {
+    world.settle();
+    world.restart();
+    world.join("node-0", {{id, 1}});
+    CHECK(world.metrics(id).size() == 3);
+    world.repeat("node-0", id, 1, 3, second);
+  }
+  world.say("node-0", id, 1, shard(5, 1));  // 8
+  world.until([&] { return world.acknowledged("node-0", id, 1) == 8; });
+  CHECK(world.answer("node-0", id, 1, 3)->at("ok") == true);
+  CHECK(world.answer("node-0", id, 1, 8)->at("ok") == true);
+  CHECK(world.engine->job(id).at("checkpoints").size() == 2);
+  CHECK(world.metrics(id).size() == 3);
+}
+
+TEST_CASE("to a node that does not know it nothing is said of events behind a checkpoint") {
+  World world;
+  NodeInfo older = World::info_of("node-0");
+  std::erase(older.features, "beats");
+  world.engine->joined(older);
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  const fs::path at = model_at(world.folder / "a");
+  world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(at, 4, 0.8, 0, 2)});
+  world.say("node-0", id, 1,
+            wire::RankReport{0, {{"type", "metrics"}, {"metrics", {{"loss", 0.5}}}}});
+  world.settle();
+  CHECK(world.acknowledged("node-0", id, 1) == 1);
+  CHECK(std::none_of(world.sent.begin(), world.sent.end(), [](const auto& each) {
+    return std::holds_alternative<wire::EventHeard>(each.command);
+  }));
+}
+
 TEST_CASE("what was refused is refused again to who did not hear it") {
   World world;
   const JobId id = begin_training(world);
@@ -462,6 +553,42 @@ TEST_CASE("no attempt begins while a storage with checkpoints on record is not t
     CHECK_FALSE(world.started("node-0", id, 2).checkpoint.has_value());
     CHECK(world.engine->job(id).at("checkpoints").empty());
   }
+}
+
+TEST_CASE("a storage of which nothing comes back holds up its own job alone") {
+  World world;
+  const fs::path stuck = world.folder / "stuck";
+  JobSpec spec = World::spec("first");
+  spec.storage_path = stuck.string();
+  const JobId first = world.submit(spec);
+  // Who opens that waits for its other end.
+  const fs::path manifest = checkpoint_folder(stuck / first.str(), 0) / "manifest.json";
+  fs::create_directories(manifest.parent_path());
+  REQUIRE(::mkfifo(manifest.c_str(), 0600) == 0);
+  struct Ends {  // also where the test fails
+    const fs::path& path;
+    ~Ends() { const UniqueFd other(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC)); }
+  } const ends{manifest};
+  spec = World::spec("second");
+  spec.storage_path = (world.folder / "well").string();
+  const JobId second = world.submit(spec);
+  const JobId third = world.submit(World::spec("third"));
+  world.join("node-0");
+  for (const JobId& id : {second, third}) {
+    world.started("node-0", id, 1);
+    world.start_ranks("node-0", id, 1, 0, 1);
+    const fs::path at = model_at(world.folder / id.str());
+    world.say("node-0", id, 1, wire::RankReport{0, checkpoint_line(at, 4, 0.8)});
+    world.until([&] { return world.answer("node-0", id, 1, 2).has_value(); });
+    CHECK(world.answer("node-0", id, 1, 2)->at("ok") == true);
+    world.exit_rank("node-0", id, 1, 0, 0);
+    world.finish("node-0", id, 1, Outcome::succeeded);
+    world.until([&] { return world.state(id) == "succeeded"; });
+  }
+  CHECK_FALSE(world.was_started(first, 1));
+  // Once it is there again, its job goes on.
+  CHECK(open_file(manifest, O_WRONLY));
+  world.started("node-0", first, 1);
 }
 
 TEST_CASE("num_to_keep by score, on disk too; what is refused is answered") {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "agent/head/store/sqlite.hpp"
 #include "tests/agent/head/engine/world.hpp"
 
 using namespace dtrain;
@@ -468,6 +469,57 @@ TEST_CASE("metrics and progress") {
   world.settle();
   CHECK(world.metrics(id).size() == 3);
   CHECK(world.engine->job(id).at("metrics").at("loss") == 0.4);
+}
+
+TEST_CASE("of a job's metrics the first 4096 names have last values, the history all") {
+  World world;
+  world.join("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  constexpr int kReports = 18;
+  constexpr int kNames = 256;  // of a report
+  for (int epoch = 0; epoch < kReports; ++epoch) {
+    nlohmann::json values = {{"loss", epoch}};
+    while (values.size() < kNames) {
+      values["loss/epoch-" + std::to_string(epoch) + "/" + std::to_string(values.size())] = 1;
+    }
+    world.say("node-0", id, 1,
+              wire::RankReport{0, {{"type", "metrics"}, {"step", epoch}, {"metrics", values}}});
+  }
+  world.settle();
+  const nlohmann::json kept = world.engine->job(id).at("metrics");
+  CHECK(kept.size() == 4096);
+  CHECK(kept.at("loss") == kReports - 1);
+  CHECK(world.said(id, "more than 4096 names") == 1);
+  const nlohmann::json history = world.metrics(id);
+  REQUIRE(history.size() == kReports);
+  CHECK(history.back().at("metrics").size() == kNames);
+}
+
+TEST_CASE("a job whose last values cannot be read is there without them, and goes on") {
+  World world;
+  world.join("node-0");
+  const JobId id = world.submit(World::spec());
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 1);
+  world.settle();
+  world.engine.reset();
+  {
+    Database database(world.options.root.database());
+    Statement(database.handle(), "UPDATE jobs SET metrics = ? WHERE job = ?")
+        .run("{\"" + std::string(std::size_t{17} << 20, 'x') + "\": 1}", id.str());
+  }
+  world.restart();
+  world.join("node-0", {{id, 1}});
+  CHECK(world.state(id) == "running");
+  CHECK(world.engine->job(id).at("metrics").empty());
+  world.say("node-0", id, 1,
+            wire::RankReport{0, {{"type", "metrics"}, {"step", 1}, {"metrics", {{"loss", 0.5}}}}});
+  CHECK(world.engine->job(id).at("metrics").at("loss") == 0.5);
+  world.exit_rank("node-0", id, 1, 0, 0);
+  world.finish("node-0", id, 1, Outcome::succeeded);
+  world.until([&] { return world.state(id) == "succeeded"; });
 }
 
 TEST_CASE("a dry run") {

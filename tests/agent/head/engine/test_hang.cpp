@@ -349,7 +349,7 @@ TEST_CASE("heartbeats are heard while a checkpoint before them is on its way") {
   const auto heard = [&] {
     std::vector<std::uint64_t> seqs;
     for (const auto& each : world.sent) {
-      if (const auto* one = std::get_if<wire::BeatsHeard>(&each.command)) seqs.push_back(one->seq);
+      if (const auto* one = std::get_if<wire::EventHeard>(&each.command)) seqs.push_back(one->seq);
     }
     return seqs;
   };

@@ -114,6 +114,37 @@ TEST_CASE("what the user has set is forgotten, a job that another waits for is n
   world.until([&] { return !fs::exists(world.options.root.storage(old)); });
 }
 
+TEST_CASE("old jobs are forgotten one after another, each when the last is durable") {
+  World world;
+  world.join("node-0");
+  for (int i = 0; i < 3; ++i) ended_job(world, 1000);
+  world.engine->set_storage({.retention_days = 30});
+  world.settle();
+  world.shut_door();
+  world.advance(31 * kDay);
+  world.until([&] {  // an earlier look may still be under way
+    world.advance(10min);
+    return jobs_left(world) < 3;
+  });
+  for (int i = 0; i < 3; ++i) {  // another look
+    world.advance(2h);
+    world.settle();
+  }
+  CHECK(jobs_left(world) == 2);
+  SUBCASE("all of them") {
+    world.open_door();
+    world.until([&] { return jobs_left(world) == 0; });
+  }
+  SUBCASE("until the setting is taken back") {
+    world.engine->set_storage({});
+    world.open_door();
+    world.settle();
+    world.advance(2h);
+    world.settle();
+    CHECK(jobs_left(world) == 2);
+  }
+}
+
 TEST_CASE("a date that is set ahead makes no job old") {
   World world;
   world.join("node-0");
