@@ -264,12 +264,14 @@ std::vector<std::byte> encode_jpeg(const ImageView& image, int quality) {
   return bytes;
 }
 
-bool has_image_name(const std::string& name) {
-  const auto dot = name.rfind('.');
-  if (dot == std::string::npos) return false;
-  std::string ending = name.substr(dot + 1);
+bool is_image_ending(std::string ending) {
   for (char& c : ending) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
   return ending == "jpg" || ending == "jpeg" || ending == "png";
+}
+
+bool has_image_name(const std::string& name) {
+  const auto dot = name.rfind('.');
+  return dot != std::string::npos && is_image_ending(name.substr(dot + 1));
 }
 
 }  // namespace dtrain::train

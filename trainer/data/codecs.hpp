@@ -32,7 +32,9 @@ ImageView decode_image(std::span<const std::byte> bytes, std::vector<std::uint8_
 std::vector<std::byte> encode_png(const ImageView& image);
 std::vector<std::byte> encode_jpeg(const ImageView& image, int quality = 90);
 
-// True for the names of files that decode_image can be expected to read.
+// True for the names of files that decode_image can be expected to read: what is behind the last
+// dot is jpg, jpeg or png, in any case.
+bool is_image_ending(std::string ending);
 bool has_image_name(const std::string& name);
 
 }  // namespace dtrain::train

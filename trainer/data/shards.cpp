@@ -69,10 +69,16 @@ class Shards : public ImageSource {
     const auto shard = open(place.shard);
     const std::string& file = index_.shards[place.shard].file;
     try {
-      for (const auto& [ending, bytes] : shard->members(place.sample)) {
-        if (has_image_name("." + ending)) return decode_image(bytes, scratch, least);
+      const auto members = shard->members(place.sample);
+      // By the whole ending: a mask or a depth (seg.png) is no image.
+      const auto is_image = [](const auto& member) { return is_image_ending(member.first); };
+      const auto image = std::find_if(members.begin(), members.end(), is_image);
+      if (image == members.end()) throw Error("has no image");
+      const auto other = std::find_if(std::next(image), members.end(), is_image);
+      if (other != members.end()) {
+        throw Error("has two images, " + image->first + " and " + other->first);
       }
-      throw Error("has no image");
+      return decode_image(image->second, scratch, least);
     } catch (const Error& failed) {
       throw Error(at_sample(file, shard->key(place.sample)) + failed.what());
     }

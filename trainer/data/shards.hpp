@@ -64,9 +64,10 @@ ShardIndex read_shard_index(const std::filesystem::path& folder);
 ShardIndex write_shard_index(const std::filesystem::path& folder,
                              std::vector<std::string> classes = {});
 
-// The images (jpg, jpeg or png) and labels (cls: a number as text) of a folder of shards with its
-// index. At most `open_shards` shards are held open; what the headers of a shard say is read once
-// and kept. Throws Error when there is no index, or it is not of these files (their sizes differ).
+// The images (the one member of a sample whose whole ending is jpg, jpeg or png, in any case) and
+// labels (cls: a number as text) of a folder of shards with its index. At most `open_shards` shards
+// are held open; what the headers of a shard say is read once and kept. Throws Error when there is
+// no index, or it is not of these files (their sizes differ).
 Images open_shards(const std::filesystem::path& folder, std::size_t open_shards = 64);
 
 }  // namespace dtrain::train

@@ -301,9 +301,10 @@ TEST_CASE("shards of others: folders, long names, further members") {
   write_tar(folder / "a.tar", {{"sub", "/"},
                                {"sub/one.png", png_of(7)},
                                {"sub/one.cls", "1\n"},
+                               {"sub/one.depth.png", png_of(200)},
                                {"sub/one.seg.json", "{}"},
                                {deep + ".cls", "0"},
-                               {deep + ".png", png_of(9)}});
+                               {deep + ".PNG", png_of(9)}});
   CHECK(contains(message_of<Error>([&] { open_shards(folder.path()); }), "shards.json"));
   write_shard_index(folder.path(), {"cat", "dog"});
   const Images images = open_shards(folder.path());
@@ -316,7 +317,7 @@ TEST_CASE("shards of others: folders, long names, further members") {
   CHECK(write_shard_index(folder.path()).classes.size() == 2);  // kept
   const TarShard shard(folder / "a.tar");
   CHECK(shard.key(0) == "sub/one");
-  CHECK(shard.members(0).size() == 3);
+  CHECK(shard.members(0).size() == 4);
   CHECK(shard.members(0).contains("seg.json"));
 }
 
@@ -340,6 +341,9 @@ TEST_CASE("shards that are not as they should be are refused with the place") {
   CHECK(contains(refusal({{"x.png", png_of(1)}, {"x.cls", "-1"}}), "not the number of a class"));
   CHECK(contains(refusal({{"x.png", png_of(1)}}), "has no cls"));
   CHECK(contains(refusal({{"x.cls", "1"}}), "has no image"));
+  CHECK(contains(refusal({{"x.seg.png", png_of(1)}, {"x.cls", "1"}}), "has no image"));
+  CHECK(contains(refusal({{"x.png", png_of(1)}, {"x.JPG", "a"}, {"x.cls", "1"}}),
+                 "a.tar, sample 'x': has two images, JPG and png"));
   CHECK(contains(refusal({{"x.png", "nothing"}, {"x.cls", "1"}}), "neither a JPEG nor a PNG"));
   CHECK(contains(refusal({{"x.png", "a"}, {"x.png", "b"}}), "'x.png' is there twice"));
   CHECK(contains(refusal({{"Makefile", "a"}}), "has no ending"));
