@@ -163,6 +163,39 @@ TEST_CASE("an image folder: classes and files by name") {
                  "has no JPEG or PNG file"));
 }
 
+TEST_CASE(
+    "an image folder: the test split's labels are by the classes of train, in test or in val") {
+  const TemporaryFolder folder;
+  const auto add = [&](const std::string& file, int value) {
+    test::write_file(folder / file, png_of(value));
+  };
+  const auto opened = [&] { return open_images(folder.path(), Split::test); };
+  for (const char* name : {"ant", "bee", "cat"}) add("train/" + std::string(name) + "/0.png", 1);
+  add("val/cat/0.png", 2);
+  add("val/ant/0.png", 3);
+  REQUIRE(opened()->size() == 2);
+  CHECK(opened()->classes() == std::vector<std::string>{"ant", "bee", "cat"});
+  CHECK(opened()->class_count() == 3);
+  CHECK(opened()->label(0) == 0);
+  CHECK(opened()->label(1) == 2);
+  CHECK(pixels_of(*opened(), 1) == std::vector<int>(12, 2));
+
+  // Pictures without labels, in no folder or in one: the labelled ones are in val.
+  add("test/0.png", 4);
+  CHECK(opened()->name() == (folder / "val").string());
+  add("test/images/0.png", 4);
+  CHECK(opened()->name() == (folder / "val").string());
+  std::filesystem::remove_all(folder / "test");
+  add("test/bee/0.png", 5);
+  CHECK(opened()->name() == (folder / "test").string());
+  CHECK(opened()->label(0) == 1);
+
+  std::filesystem::remove_all(folder / "test");
+  add("val/dog/0.png", 6);
+  CHECK(has_test_split(folder.path(), DataFormat::image_folder));
+  CHECK(contains(message_of<Error>(opened), "val: 'dog' is not one of the training's classes"));
+}
+
 TEST_CASE("a JPEG is near to what it was made from, and comes smaller where that is enough") {
   const Images images = make_images({.samples = 1, .rows = 64, .columns = 96});
   std::vector<std::uint8_t> scratch;
