@@ -22,10 +22,11 @@ struct Image {
 
 // Decodes a JPEG (libjpeg-turbo) or a PNG (libpng), told apart by their first bytes, to RGB, into
 // `pixels`, and returns a view of them. Of a JPEG in CMYK or YCCK the inks are taken as Adobe
-// writes them, inverted, as Pillow and torchvision do. A JPEG is decoded at 1/2, 1/4 or 1/8 of its
-// size where the shorter side stays at least `least` (above 0), which is several times as fast.
-// Throws Error on anything else, on a damaged file, and on more than 2^28 pixels; bytes from a
-// stranger can do no more harm than that.
+// writes them, inverted, as Pillow and torchvision do. Of a PNG the values are those in the file,
+// of 16 bits the upper 8, whatever it says about gamma; transparent parts are laid on black. A JPEG
+// is decoded at 1/2, 1/4 or 1/8 of its size where the shorter side stays at least `least` (above
+// 0), which is several times as fast. Throws Error on anything else, on a damaged file, and on more
+// than 2^28 pixels; bytes from a stranger can do no more harm than that.
 ImageView decode_image(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
                        std::int64_t least = 0);
 

@@ -1,6 +1,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <doctest/doctest.h>
+#include <png.h>
 
 #include <array>
 #include <cstdio>  // jpeglib.h needs it before
@@ -294,6 +295,76 @@ TEST_CASE("a JPEG in CMYK or YCCK is RGB when it is decoded, of Pillow's values"
     const auto half = std::span(bytes).first(bytes.size() / 2);
     CHECK(contains(message_of<Error>([&] { decode_image(half, pixels); }), "a damaged JPEG"));
   }
+}
+
+namespace {
+
+struct PngForm {
+  int depth = 8;
+  int type = PNG_COLOR_TYPE_RGB;
+  png_fixed_point gamma = 0;  // 0: no gAMA chunk
+  int interlace = PNG_INTERLACE_NONE;
+};
+
+// Rows of bytes as they are in the file. libpng ends the program where it finds an error.
+std::string png_file(png_uint_32 columns, std::vector<std::vector<std::uint8_t>> rows,
+                     const PngForm& form) {
+  png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png_create_info_struct(png);
+  std::string file;
+  png_set_write_fn(
+      png, &file,
+      [](png_structp from, png_bytep bytes, std::size_t size) {
+        static_cast<std::string*>(png_get_io_ptr(from))
+            ->append(reinterpret_cast<const char*>(bytes), size);
+      },
+      nullptr);
+  png_set_IHDR(png, info, columns, static_cast<png_uint_32>(rows.size()), form.depth, form.type,
+               form.interlace, PNG_COMPRESSION_TYPE_BASE, PNG_FILTER_TYPE_BASE);
+  if (form.gamma > 0) png_set_gAMA_fixed(png, info, form.gamma);
+  png_write_info(png, info);
+  std::vector<png_bytep> pointers;
+  for (std::vector<std::uint8_t>& row : rows) pointers.push_back(row.data());
+  png_write_image(png, pointers.data());
+  png_write_end(png, info);
+  png_destroy_write_struct(&png, &info);
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("a PNG's values are those in the file, whatever is said about their gamma") {
+  std::vector<std::uint8_t> pixels;
+  const auto values_of = [&](const std::string& file) {
+    return pixels_of(decode_image(bytes_of(file), pixels));
+  };
+  using Values = std::vector<int>;
+  for (const png_fixed_point gamma : {0, 45455, 55556, 100000}) {
+    CAPTURE(gamma);
+    CHECK(values_of(png_file(1, {{64, 100, 200}}, {.gamma = gamma})) == Values{64, 100, 200});
+    const PngForm grey{.type = PNG_COLOR_TYPE_GRAY, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{64}}, grey)) == Values{64, 64, 64});
+    // Of 16 bits the upper 8.
+    const PngForm deep{.depth = 16, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{64, 64, 100, 0, 200, 255}}, deep)) == Values{64, 100, 200});
+    // Half of it over black, as light of sRGB.
+    const PngForm alpha{.type = PNG_COLOR_TYPE_RGB_ALPHA, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{200, 200, 0, 128}}, alpha)) == Values{146, 146, 0});
+    CHECK(values_of(png_file(1, {{200, 100, 1, 255}}, alpha)) == Values{200, 100, 1});
+    CHECK(values_of(png_file(1, {{200, 100, 1, 0}}, alpha)) == Values{0, 0, 0});
+  }
+  // Fewer bits, and rows that come in several passes.
+  const PngForm bits{.depth = 1, .type = PNG_COLOR_TYPE_GRAY};
+  CHECK(values_of(png_file(2, {{0x80}}, bits)) == Values{255, 0, 255, 0, 255, 0});
+  std::vector<std::vector<std::uint8_t>> rows;
+  for (std::uint8_t row = 0; row < 11; ++row) {
+    rows.emplace_back();
+    for (std::uint8_t i = 0; i < 3 * 9; ++i) {
+      rows.back().push_back(static_cast<std::uint8_t>(row * 20 + i));
+    }
+  }
+  CHECK(values_of(png_file(9, rows, {.interlace = PNG_INTERLACE_ADAM7})) ==
+        values_of(png_file(9, rows, {})));
 }
 
 TEST_CASE("shards: what is written is read, by index") {
