@@ -44,7 +44,7 @@ void on_jpeg_error(j_common_ptr info) {
 void on_jpeg_message(j_common_ptr info, int level) {
   const int code = info->err->msg_code;
   if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_ADOBE_XFORM &&
-      code != JWRN_JFIF_MAJOR) {
+      code != JWRN_JFIF_MAJOR && code != JWRN_NOT_SEQUENTIAL) {
     on_jpeg_error(info);
   }
 }
