@@ -100,7 +100,8 @@ void TarIndex::read(std::span<const std::byte> bytes) {
   for (std::size_t members = 0;; ++members) {
     const int got = archive_read_next_header(tar.get(), &entry);
     if (got == ARCHIVE_EOF) break;
-    if (got != ARCHIVE_OK) {
+    // A warning is of a header that was read: in the C locale, that a name is not ASCII.
+    if (got != ARCHIVE_OK && got != ARCHIVE_WARN) {
       const char* why = archive_error_string(tar.get());
       refuse("not a plain tar file: " + std::string(why == nullptr ? "unknown" : why));
     }

@@ -434,6 +434,52 @@ TEST_CASE("shards of others: folders, long names, further members") {
   CHECK(shard.members(0).contains("seg.json"));
 }
 
+namespace {
+
+// One header of a tar file and what belongs to it.
+std::string tar_member(const std::string& name, char type, const std::string& content) {
+  std::string header(512, '\0');
+  const auto put = [&](std::size_t at, const std::string& text) {
+    header.replace(at, text.size(), text);
+  };
+  const auto octal = [](std::size_t value, int digits) {
+    std::array<char, 16> text{};
+    std::snprintf(text.data(), text.size(), "%0*zo", digits, value);
+    return std::string(text.data());
+  };
+  put(0, name);
+  put(100, "0000644");
+  put(124, octal(content.size(), 11));
+  put(136, octal(0, 11));
+  put(148, "        ");
+  put(156, std::string(1, type));
+  put(257, std::string("ustar\00000", 8));
+  std::size_t sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  put(148, octal(sum, 6) + std::string("\0 ", 2));
+  return header + content + std::string((512 - content.size() % 512) % 512, '\0');
+}
+
+}  // namespace
+
+TEST_CASE("a shard of Python's tarfile: names that are not ASCII") {
+  const TemporaryFolder folder;
+  const auto member = [](const std::string& name, const std::string& content) {
+    const std::string record = " path=" + name + "\n";
+    const std::size_t length = record.size() + 2;  // with its own two digits
+    return tar_member("PaxHeader", 'x', std::to_string(length) + record) +
+           tar_member("short", '0', content);
+  };
+  test::write_file(folder / "a.tar", member("grün/öl.png", png_of(3)) + member("grün/öl.cls", "1") +
+                                         std::string(1024, '\0'));
+  write_shard_index(folder.path());
+  const Images images = open_shards(folder.path());
+  REQUIRE(images->size() == 1);
+  CHECK(images->label(0) == 1);
+  CHECK(pixels_of(*images, 0) == std::vector<int>(12, 3));
+  CHECK(TarShard(folder / "a.tar").key(0) == "grün/öl");
+}
+
 TEST_CASE("shards that are not as they should be are refused with the place") {
   const TemporaryFolder folder;
   const auto refusal = [&](const std::vector<std::pair<std::string, std::string>>& members) {
