@@ -20,6 +20,9 @@ struct Image {
   ImageView view() const { return ImageView::interleaved(pixels.data(), channels, rows, columns); }
 };
 
+// No image that decode_image takes has a larger file.
+constexpr std::size_t kMostImageBytes = std::size_t{1} << 30;
+
 // Decodes a JPEG (libjpeg-turbo) or a PNG (libpng), told apart by their first bytes, to RGB, into
 // `pixels`, and returns a view of them. Of a JPEG in CMYK or YCCK the inks are taken as Adobe
 // writes them, inverted, as Pillow and torchvision do. Of a PNG the values are those in the file,

@@ -35,8 +35,9 @@ class ImageFolder : public ImageSource {
     const File& file = files_[static_cast<std::size_t>(index)];
     const fs::path path = folder_ / classes_[file.label] / file.name;
     try {
-      const MappedFile mapped(path);
-      return decode_image(mapped.bytes(), scratch, least);
+      thread_local std::vector<std::byte> bytes;
+      read_bytes(path, kMostImageBytes, bytes);
+      return decode_image(bytes, scratch, least);
     } catch (const Error& failed) {
       throw Error(path.string() + ": " + failed.what());
     }

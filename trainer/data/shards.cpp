@@ -16,6 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kLargestIndex = std::size_t{64} << 20;
+constexpr std::size_t kLargestLabel = 4096;
 constexpr std::int64_t kMostClasses = 1 << 20;
 
 std::int64_t label_of(std::span<const std::byte> bytes) {
@@ -78,7 +79,9 @@ class Shards : public ImageSource {
       if (other != members.end()) {
         throw Error("has two images, " + image->first + " and " + other->first);
       }
-      return decode_image(image->second, scratch, least);
+      thread_local std::vector<std::byte> bytes;
+      shard->read(image->second, kMostImageBytes, bytes);
+      return decode_image(bytes, scratch, least);
     } catch (const Error& failed) {
       throw Error(at_sample(file, shard->key(place.sample)) + failed.what());
     }
@@ -92,7 +95,9 @@ class Shards : public ImageSource {
       const auto members = shard->members(place.sample);
       const auto found = members.find("cls");
       if (found == members.end()) throw Error("has no cls");
-      const std::int64_t label = label_of(found->second);
+      std::vector<std::byte> bytes;
+      shard->read(found->second, kLargestLabel, bytes);
+      const std::int64_t label = label_of(bytes);
       if (class_count_ > 0 && label >= class_count_) {
         throw Error("its class is " + std::to_string(label) + " of " +
                     std::to_string(class_count_));

@@ -408,6 +408,18 @@ TEST_CASE("the headers of a shard are read once, though it is closed and opened 
   CHECK(contains(message_of<Error>([&] { images->label(3); }), "another size"));
 }
 
+TEST_CASE("a shard that is made shorter while it is open is an error, and not the process's end") {
+  const TemporaryFolder folder;
+  write_shards(folder.path(), {.samples = 4, .rows = 8, .columns = 8}, ImageFile::png, 10);
+  const Images images = open_shards(folder.path());
+  std::vector<std::uint8_t> scratch;
+  images->image(1, scratch);
+  const auto path = folder / read_shard_index(folder.path()).shards[0].file;
+  std::filesystem::resize_file(path, 0);
+  CHECK(contains(message_of<Error>([&] { images->image(1, scratch); }), path.string() + ": ends"));
+  CHECK(contains(message_of<Error>([&] { images->label(1); }), path.string() + ": ends"));
+}
+
 TEST_CASE("shards of others: folders, long names, further members") {
   const TemporaryFolder folder;
   const std::string deep = std::string(120, 'd') + "/" + std::string(90, 'k');
