@@ -16,8 +16,6 @@ extern "C" {
 namespace dtrain::train {
 namespace {
 
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
-
 struct Size {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
