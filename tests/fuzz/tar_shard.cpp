@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "trainer/core/error.hpp"
 #include "trainer/data/shards.hpp"
@@ -19,8 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const dtrain::train::TarShard shard(path);
     std::uint64_t sum = 0;
+    std::vector<std::byte> bytes;
     for (std::int64_t i = 0; i < shard.samples(); ++i) {
-      for (const auto& [ending, bytes] : shard.members(i)) {
+      for (const auto& [ending, member] : shard.members(i)) {
+        shard.read(member, size, bytes);
         for (const std::byte b : bytes) sum += static_cast<std::uint8_t>(b);
       }
     }

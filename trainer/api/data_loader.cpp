@@ -252,6 +252,30 @@ std::int64_t DataLoader::Pass::position_after(std::int64_t samples, std::int64_t
   return sampler_ ? sampler_->position_after(samples) : (seen_ + batches) * of_all_;
 }
 
+void check_alike(Context& context, const DataLoader* loader, const std::string& what) {
+  if (context.world_size() == 1) return;
+  constexpr std::array kNames{"samples", "batch_size", "shuffle", "seed", "drop_last"};
+  std::array<std::int64_t, kNames.size()> mine{};
+  if (loader != nullptr && !loader->is_stream()) {
+    const DataLoaderOptions& options = loader->options();
+    mine = {loader->samples(), options.batch_size, static_cast<std::int64_t>(options.shuffle),
+            static_cast<std::int64_t>(options.shuffle ? options.seed : 0),
+            static_cast<std::int64_t>(options.drop_last)};
+  }
+  const std::vector<at::Tensor> all = context.all_gather(
+      at::tensor(at::ArrayRef<std::int64_t>(mine.data(), mine.size()), at::kLong));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      const auto first = all[0].const_data_ptr<std::int64_t>()[i];
+      const auto other = all[rank].const_data_ptr<std::int64_t>()[i];
+      if (first == other) continue;
+      throw Error("the ranks' " + what + " differ: " + kNames[i] + " is " + std::to_string(first) +
+                  " on rank 0 and " + std::to_string(other) + " on rank " + std::to_string(rank) +
+                  ": each rank takes its part of the same data, of which all need the same copy");
+    }
+  }
+}
+
 Batch to_device(Batch batch, c10::Device device) {
   for (at::Tensor& tensor : batch.tensors) {
     if (tensor.device() != device) tensor = tensor.to(device, /*non_blocking=*/true);

@@ -290,6 +290,11 @@ std::vector<DataLoader> random_split(const DataLoader& loader,
                                      const std::vector<SplitLength>& lengths,
                                      std::uint64_t seed = 0);
 
+// That all ranks share out the same data: as many samples, in the same order and batches. Throws
+// Error on every rank, with both numbers, where rank 0 and another have not. `loader` may be null,
+// and nothing is compared of streams. Collective.
+void check_alike(Context& context, const DataLoader* loader, const std::string& what);
+
 // A batch on the device; copies nothing that is there already.
 Batch to_device(Batch batch, c10::Device device);
 

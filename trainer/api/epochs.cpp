@@ -63,7 +63,7 @@ void note_pass_end(Current& t) {
 class internal::TrainingPass {
  public:
   TrainingPass(Current& t, const DataLoader& loader, std::int64_t epoch)
-      : pass_(loader.pass(epoch, t.place.begin_pass(epoch))),
+      : pass_(loader.pass(epoch, begin(t, loader, epoch))),
         epoch_(epoch),
         batches_of_epoch_(loader.batches()),
         is_evened_(loader.is_stream() && t.context.world_size() > 1) {
@@ -106,6 +106,13 @@ class internal::TrainingPass {
   }
 
  private:
+  static std::int64_t begin(Current& t, const DataLoader& loader, std::int64_t epoch) {
+    const std::int64_t position = t.place.begin_pass(epoch);
+    // All ranks come here: it is the one pass of the epoch, which moves their common place.
+    check_alike(t.context, &loader, "training data");
+    return position;
+  }
+
   std::optional<Batch> next_of_all(Context& context) {
     std::deque<Batch> one;
     if (fill_window(pass_, one, 1, context) == 0) return std::nullopt;

@@ -168,6 +168,7 @@ DataLoader prepare_data_loader(const DataLoader& loader, bool evaluates = false)
 // loader that is trained on
 //   - begins behind the batch of the last step that the checkpoint has seen. After a last batch of
 //     an epoch that is nothing, and what comes behind the loop is done again;
+//   - throws Error on every rank where they have not the same data (check_alike);
 //   - gives all ranks as many batches: of a stream, a rank whose part is shorter begins it anew;
 //   - writes checkpoints (InitOptions::checkpoint_every_n_steps), shows the live line, and counts
 //     samples and waiting (throughput);

@@ -202,6 +202,8 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
     val_batches = options.limit_val_batches.of(most, "limit_val_batches");
     val_every = options.val_check_interval.of(train_batches, "val_check_interval");
   }
+  check_alike(context(), &*train_data, "training data");
+  check_alike(context(), val_data ? &*val_data : nullptr, "validation data");
 
   module->log_ = nullptr;
   module->on_fit_start();

@@ -94,6 +94,15 @@ void sync_folder(const FileDescriptor& opened, const std::filesystem::path& fold
   }
 }
 
+namespace {
+
+[[noreturn]] void refuse_size(const std::filesystem::path& path, std::size_t limit) {
+  throw Error(path.string() + ": larger than the " + std::to_string(limit) +
+              " bytes that are allowed here");
+}
+
+}  // namespace
+
 std::string read_text(const std::filesystem::path& path, std::size_t limit) {
   const FileDescriptor file = open_file(path, O_RDONLY);
   std::string text;
@@ -104,19 +113,44 @@ std::string read_text(const std::filesystem::path& path, std::size_t limit) {
     if (got < 0) throw errno_error("cannot read " + path.string(), errno);
     if (got == 0) return text;
     text.append(buffer, static_cast<std::size_t>(got));
-    if (text.size() > limit) {
-      throw Error(path.string() + ": larger than the " + std::to_string(limit) +
-                  " bytes that are allowed here");
-    }
+    if (text.size() > limit) refuse_size(path, limit);
   }
+}
+
+std::uint64_t size_of(const FileDescriptor& file, const std::filesystem::path& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw errno_error("cannot stat " + path.string(), errno);
+  if (!S_ISREG(status.st_mode)) throw Error(path.string() + ": not a regular file");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void read_at(const FileDescriptor& file, std::uint64_t offset, std::span<std::byte> bytes,
+             const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw errno_error("cannot read " + path.string(), errno);
+    if (got == 0) {
+      throw Error(path.string() + ": ends at byte " + std::to_string(offset) + ", " +
+                  std::to_string(bytes.size()) + " more were expected");
+    }
+    offset += static_cast<std::uint64_t>(got);
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+void read_bytes(const std::filesystem::path& path, std::size_t limit,
+                std::vector<std::byte>& bytes) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  const std::uint64_t size = size_of(file, path);
+  if (size > limit) refuse_size(path, limit);
+  bytes.resize(size);
+  read_at(file, 0, bytes, path);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
   const FileDescriptor file = open_file(path, O_RDONLY);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw errno_error("cannot stat " + path.string(), errno);
-  if (!S_ISREG(status.st_mode)) throw Error(path.string() + ": not a regular file");
-  size_ = static_cast<std::size_t>(status.st_size);
+  size_ = size_of(file, path);
   if (size_ == 0) return;
   void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (at == MAP_FAILED) throw errno_error("cannot map " + path.string(), errno);

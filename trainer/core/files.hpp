@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trainer/core/sha256.hpp"
 
@@ -67,7 +68,21 @@ void sync_folder(const FileDescriptor& opened, const std::filesystem::path& fold
 // The whole file, at most `limit` bytes: a larger one is an Error, as is one that cannot be read.
 std::string read_text(const std::filesystem::path& path, std::size_t limit);
 
-// A file mapped read-only into memory for as long as the object lives.
+// Of a regular file. Throws Error, with the path, if it is none.
+std::uint64_t size_of(const FileDescriptor& file, const std::filesystem::path& path);
+
+// The bytes of a file from `offset` on, as many as there is room for. Throws Error that names the
+// path where it cannot be read, and where it ends before.
+void read_at(const FileDescriptor& file, std::uint64_t offset, std::span<std::byte> bytes,
+             const std::filesystem::path& path);
+
+// The whole file into `bytes`, whose memory may serve for several. Throws Error as read_text does.
+void read_bytes(const std::filesystem::path& path, std::size_t limit,
+                std::vector<std::byte>& bytes);
+
+// A file mapped read-only into memory for as long as the object lives. Where the medium fails, or
+// the file is made shorter, the process ends by SIGBUS: for what may be anywhere there is
+// read_bytes.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

@@ -50,8 +50,8 @@ std::vector<std::string> read_names(const fs::path& path, std::int64_t classes) 
 }
 
 void append(MemoryImages::Content& content, const fs::path& path, const Kind& kind) {
-  const MappedFile file(path);
-  const std::span<const std::byte> bytes = file.bytes();
+  std::vector<std::byte> bytes;
+  read_bytes(path, kMostBytes, bytes);
   const std::size_t record = kind.labels + kPixels;
   if (bytes.empty() || bytes.size() % record != 0) {
     throw Error(path.string() + ": expected whole records of " + std::to_string(record) +

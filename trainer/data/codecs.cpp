@@ -16,12 +16,12 @@ extern "C" {
 namespace dtrain::train {
 namespace {
 
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
+struct Size {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
 
-[[noreturn]] void refuse_size(std::int64_t rows, std::int64_t columns) {
-  throw Error("an image of " + std::to_string(rows) + "x" + std::to_string(columns) +
-              " pixels is too large");
-}
+enum class Outcome : std::uint8_t { fine, damaged, too_large };
 
 // libjpeg reports by leaving through longjmp: between setjmp and that, nothing that has a
 // destructor may come to life.
@@ -42,7 +42,7 @@ void on_jpeg_error(j_common_ptr info) {
 void on_jpeg_message(j_common_ptr info, int level) {
   const int code = info->err->msg_code;
   if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_ADOBE_XFORM &&
-      code != JWRN_JFIF_MAJOR) {
+      code != JWRN_JFIF_MAJOR && code != JWRN_NOT_SEQUENTIAL) {
     on_jpeg_error(info);
   }
 }
@@ -62,11 +62,6 @@ jpeg_error_mgr* prepare(JpegErrors& errors) {
   return base;
 }
 
-struct JpegSize {
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-};
-
 // `ink` and `black` are inverted: 255 is none of it. Pillow's rounding, so that its pixels and ours
 // are the same.
 std::uint8_t rgb_of(unsigned ink, unsigned black) {
@@ -85,15 +80,13 @@ void cmyk_to_rgb(std::uint8_t* row, std::int64_t columns) {
   }
 }
 
-enum class JpegOutcome : std::uint8_t { fine, damaged, too_large };
-
-JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
-                        std::int64_t least, JpegErrors& errors, JpegSize& size) {
+Outcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels,
+                    std::int64_t least, JpegErrors& errors, Size& size) {
   jpeg_decompress_struct info;
   info.err = prepare(errors);
   if (setjmp(errors.leave) != 0) {
     jpeg_destroy_decompress(&info);
-    return JpegOutcome::damaged;
+    return Outcome::damaged;
   }
   jpeg_create_decompress(&info);
   jpeg_progress_mgr progress{};
@@ -104,7 +97,7 @@ JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8
   size = {info.image_height, info.image_width};
   if (size.rows * size.columns > kMostPixels) {
     jpeg_destroy_decompress(&info);
-    return JpegOutcome::too_large;
+    return Outcome::too_large;
   }
   // libjpeg makes CMYK of both, and nothing else.
   const bool inks = info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK;
@@ -133,33 +126,87 @@ JpegOutcome decode_jpeg(std::span<const std::byte> bytes, std::vector<std::uint8
   }
   jpeg_finish_decompress(&info);
   jpeg_destroy_decompress(&info);
-  return JpegOutcome::fine;
+  return Outcome::fine;
 }
 
-ImageView decode_png(std::span<const std::byte> bytes, std::vector<std::uint8_t>& pixels) {
-  png_image image{};
-  image.version = PNG_IMAGE_VERSION;
-  if (png_image_begin_read_from_memory(&image, bytes.data(), bytes.size()) == 0) {
-    throw Error(std::string("not a good PNG: ") + image.message);
+// libpng leaves through longjmp as well: what it needs outlives that.
+class PngReader {
+ public:
+  explicit PngReader(std::span<const std::byte> bytes) : left(bytes) {
+    png = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, on_error, on_warning);
+    info = png == nullptr ? nullptr : png_create_info_struct(png);
+    if (info == nullptr) {
+      png_destroy_read_struct(&png, nullptr, nullptr);
+      throw std::bad_alloc();
+    }
+    png_set_read_fn(png, this, read);
   }
-  const auto rows = static_cast<std::int64_t>(image.height);
-  const auto columns = static_cast<std::int64_t>(image.width);
-  if (rows * columns > kMostPixels) {
-    png_image_free(&image);
-    refuse_size(rows, columns);
+  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
+  PngReader(const PngReader&) = delete;
+  PngReader& operator=(const PngReader&) = delete;
+
+  png_structp png = nullptr;
+  png_infop info = nullptr;
+  std::span<const std::byte> left;
+  std::jmp_buf leave{};
+  char message[128] = {};
+
+ private:
+  [[noreturn]] static void on_error(png_structp png, png_const_charp message) {
+    auto* reader = static_cast<PngReader*>(png_get_error_ptr(png));
+    std::snprintf(reader->message, sizeof reader->message, "%s", message);
+    std::longjmp(reader->leave, 1);
   }
-  image.format = PNG_FORMAT_RGB;  // transparent parts are laid on black
-  try {
-    pixels.resize(std::size_t{3} * image.width * image.height);
-  } catch (...) {
-    png_image_free(&image);
-    throw;
+  static void on_warning(png_structp /*png*/, png_const_charp /*message*/) {}
+  static void read(png_structp png, png_bytep to, std::size_t size) {
+    auto* reader = static_cast<PngReader*>(png_get_io_ptr(png));
+    if (size > reader->left.size()) png_error(png, "it ends too early");
+    std::memcpy(to, reader->left.data(), size);
+    reader->left = reader->left.subspan(size);
   }
-  const png_color black{0, 0, 0};
-  if (png_image_finish_read(&image, &black, pixels.data(), 0, nullptr) == 0) {
-    throw Error(std::string("a damaged PNG: ") + image.message);
+};
+
+// Values come as they are in the file, of 16 bits the upper 8, whatever a gAMA chunk or a profile
+// says about them. Transparent parts are laid on black, all taken as sRGB.
+Outcome decode_png(PngReader& reader, std::vector<std::uint8_t>& pixels, Size& size) {
+  if (setjmp(reader.leave) != 0) return Outcome::damaged;
+  png_structp png = reader.png;
+  // Chunks that no pixel is made of are passed over.
+  png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+  png_read_info(png, reader.info);
+  size = {png_get_image_height(png, reader.info), png_get_image_width(png, reader.info)};
+  if (size.rows * size.columns > kMostPixels) return Outcome::too_large;
+  png_set_gamma_fixed(png, PNG_DEFAULT_sRGB, PNG_DEFAULT_sRGB);
+  png_set_expand(png);
+  png_set_strip_16(png);
+  png_set_gray_to_rgb(png);
+  const png_color_16 black{};
+  png_set_background_fixed(png, &black, PNG_BACKGROUND_GAMMA_SCREEN, 0, 0);
+  const int passes = png_set_interlace_handling(png);
+  png_read_update_info(png, reader.info);
+  const std::size_t row = static_cast<std::size_t>(size.columns) * 3;
+  if (png_get_rowbytes(png, reader.info) != row) png_error(png, "not of three channels");
+  pixels.resize(row * static_cast<std::size_t>(size.rows));
+  for (int pass = 0; pass < passes; ++pass) {
+    for (std::int64_t i = 0; i < size.rows; ++i) {
+      png_read_row(png, pixels.data() + static_cast<std::size_t>(i) * row, nullptr);
+    }
   }
-  return ImageView::interleaved(pixels.data(), 3, rows, columns);
+  return Outcome::fine;
+}
+
+ImageView view_of(Outcome outcome, const std::vector<std::uint8_t>& pixels, const Size& size,
+                  const char* format, const char* message) {
+  switch (outcome) {
+    case Outcome::fine:
+      break;
+    case Outcome::damaged:
+      throw Error(std::string("a damaged ") + format + ": " + message);
+    case Outcome::too_large:
+      throw Error("an image of " + std::to_string(size.rows) + "x" + std::to_string(size.columns) +
+                  " pixels is too large");
+  }
+  return ImageView::interleaved(pixels.data(), 3, size.rows, size.columns);
 }
 
 // Pixel after pixel, whatever the view's strides.
@@ -213,23 +260,17 @@ ImageView decode_image(std::span<const std::byte> bytes, std::vector<std::uint8_
                        std::int64_t least) {
   constexpr std::uint8_t kPng[] = {0x89, 'P', 'N', 'G'};
   constexpr std::uint8_t kJpeg[] = {0xff, 0xd8, 0xff};
+  Size size;
   if (bytes.size() > sizeof kPng && std::memcmp(bytes.data(), kPng, sizeof kPng) == 0) {
-    return decode_png(bytes, pixels);
+    PngReader reader(bytes);
+    return view_of(decode_png(reader, pixels, size), pixels, size, "PNG", reader.message);
   }
   if (bytes.size() <= sizeof kJpeg || std::memcmp(bytes.data(), kJpeg, sizeof kJpeg) != 0) {
     throw Error("neither a JPEG nor a PNG");
   }
   JpegErrors errors{};
-  JpegSize size;
-  switch (decode_jpeg(bytes, pixels, least, errors, size)) {
-    case JpegOutcome::fine:
-      break;
-    case JpegOutcome::damaged:
-      throw Error(std::string("a damaged JPEG: ") + errors.message);
-    case JpegOutcome::too_large:
-      refuse_size(size.rows, size.columns);
-  }
-  return ImageView::interleaved(pixels.data(), 3, size.rows, size.columns);
+  return view_of(decode_jpeg(bytes, pixels, least, errors, size), pixels, size, "JPEG",
+                 errors.message);
 }
 
 std::vector<std::byte> encode_png(const ImageView& view) {
@@ -264,12 +305,14 @@ std::vector<std::byte> encode_jpeg(const ImageView& image, int quality) {
   return bytes;
 }
 
-bool has_image_name(const std::string& name) {
-  const auto dot = name.rfind('.');
-  if (dot == std::string::npos) return false;
-  std::string ending = name.substr(dot + 1);
+bool is_image_ending(std::string ending) {
   for (char& c : ending) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
   return ending == "jpg" || ending == "jpeg" || ending == "png";
+}
+
+bool has_image_name(const std::string& name) {
+  const auto dot = name.rfind('.');
+  return dot != std::string::npos && is_image_ending(name.substr(dot + 1));
 }
 
 }  // namespace dtrain::train

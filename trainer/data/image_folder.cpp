@@ -11,16 +11,18 @@ namespace {
 
 class ImageFolder : public ImageSource {
  public:
-  explicit ImageFolder(const fs::path& folder) : folder_(folder) {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      const std::string name = entry.path().filename().string();
-      if (entry.is_directory() && !name.starts_with(".")) classes_.push_back(name);
+  ImageFolder(const fs::path& folder, std::vector<std::string> classes)
+      : folder_(folder), classes_(std::move(classes)) {
+    const std::vector<std::string> own = class_folders(folder);
+    if (own.empty()) throw Error(folder.string() + ": has no folder for a class");
+    if (classes_.empty()) classes_ = own;
+    for (const std::string& name : own) {
+      const auto at = std::lower_bound(classes_.begin(), classes_.end(), name);
+      if (at == classes_.end() || *at != name) {
+        throw Error(folder.string() + ": '" + name + "' is not one of the training's classes");
+      }
+      add(static_cast<std::size_t>(at - classes_.begin()));
     }
-    if (error) throw Error("cannot read " + folder.string() + ": " + error.message());
-    if (classes_.empty()) throw Error(folder.string() + ": has no folder for a class");
-    std::sort(classes_.begin(), classes_.end());
-    for (std::size_t label = 0; label < classes_.size(); ++label) add(label);
   }
 
   std::string name() const override { return folder_.string(); }
@@ -33,8 +35,9 @@ class ImageFolder : public ImageSource {
     const File& file = files_[static_cast<std::size_t>(index)];
     const fs::path path = folder_ / classes_[file.label] / file.name;
     try {
-      const MappedFile mapped(path);
-      return decode_image(mapped.bytes(), scratch, least);
+      thread_local std::vector<std::byte> bytes;
+      read_bytes(path, kMostImageBytes, bytes);
+      return decode_image(bytes, scratch, least);
     } catch (const Error& failed) {
       throw Error(path.string() + ": " + failed.what());
     }
@@ -68,8 +71,20 @@ class ImageFolder : public ImageSource {
 
 }  // namespace
 
-Images open_image_folder(const fs::path& folder) {
-  return std::make_shared<ImageFolder>(folder);
+std::vector<std::string> class_folders(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_directory() && !name.starts_with(".")) names.push_back(name);
+  }
+  if (error) throw Error("cannot read " + folder.string() + ": " + error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Images open_image_folder(const fs::path& folder, std::vector<std::string> classes) {
+  return std::make_shared<ImageFolder>(folder, std::move(classes));
 }
 
 }  // namespace dtrain::train

@@ -9,6 +9,9 @@
 
 namespace dtrain::train {
 
+// Of an image, as it is decoded and as it is scaled: more are an Error.
+constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
+
 // One image of 8-bit channels as it lies in memory, by whatever strides: planes one after the
 // other, or pixels. It owns nothing.
 struct ImageView {

@@ -1,5 +1,7 @@
 #include "trainer/data/open.hpp"
 
+#include <algorithm>
+
 #include "trainer/data/codecs.hpp"
 #include "trainer/data/idx.hpp"
 #include "trainer/data/image_folder.hpp"
@@ -14,14 +16,9 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, ignored);
 }
 
-// Where a split of an image folder or of shards lies; empty if it is not there.
-fs::path split_folder(const fs::path& folder, Split split) {
-  if (!is_folder(folder / "train")) return split == Split::train ? folder : fs::path();
-  if (split == Split::train) return folder / "train";
-  for (const char* name : {"test", "val"}) {
-    if (is_folder(folder / name)) return folder / name;
-  }
-  return {};
+// Where the training split of an image folder or of shards lies.
+fs::path train_folder(const fs::path& folder) {
+  return is_folder(folder / "train") ? folder / "train" : folder;
 }
 
 template <typename Matches>
@@ -43,6 +40,25 @@ bool has_classes(const fs::path& folder) {
              return has_image_name(file.path().filename().string()) || file.is_directory();
            });
   });
+}
+
+// Whether a split is labelled as train/ is: test/ of a contest's data is often pictures alone.
+bool is_labelled(const fs::path& folder, const fs::path& train, DataFormat format) {
+  if (format == DataFormat::shards) return has_shards(folder);
+  const std::vector<std::string> classes = class_folders(train);
+  const std::vector<std::string> own = class_folders(folder);
+  return !own.empty() && std::includes(classes.begin(), classes.end(), own.begin(), own.end());
+}
+
+// Where the test split of an image folder or of shards lies: in test/, but in val/ where only that
+// may be labelled; empty if neither is there.
+fs::path test_folder(const fs::path& folder, DataFormat format) {
+  const fs::path train = folder / "train";
+  if (!is_folder(train)) return {};
+  const fs::path test = folder / "test";
+  const fs::path val = folder / "val";
+  if (!is_folder(val)) return is_folder(test) ? test : fs::path();
+  return is_folder(test) && is_labelled(test, train, format) ? test : val;
 }
 
 }  // namespace
@@ -67,7 +83,7 @@ std::optional<DataFormat> detect_format(const fs::path& folder) {
   if (has_mnist(folder)) return DataFormat::idx;
   if (!find_cifar(folder, CifarKind::cifar10).empty()) return DataFormat::cifar10;
   if (!find_cifar(folder, CifarKind::cifar100).empty()) return DataFormat::cifar100;
-  const fs::path train = split_folder(folder, Split::train);
+  const fs::path train = train_folder(folder);
   if (has_shards(train)) return DataFormat::shards;
   if (has_classes(train)) return DataFormat::image_folder;
   return std::nullopt;
@@ -85,7 +101,7 @@ bool has_test_split(const fs::path& folder, DataFormat format) {
     case DataFormat::image_folder:
       break;
   }
-  return !split_folder(folder, Split::test).empty();
+  return !test_folder(folder, format).empty();
 }
 
 Images open_images(const fs::path& folder, DataFormat format, Split split) {
@@ -101,9 +117,12 @@ Images open_images(const fs::path& folder, DataFormat format, Split split) {
     case DataFormat::image_folder:
       break;
   }
-  const fs::path place = split_folder(folder, split);
+  const bool tests = split == Split::test;
+  const fs::path train = train_folder(folder);
+  const fs::path place = tests ? test_folder(folder, format) : train;
   if (place.empty()) throw Error(folder.string() + ": has no test or val folder beside train");
-  return format == DataFormat::shards ? open_shards(place) : open_image_folder(place);
+  if (format == DataFormat::shards) return open_shards(place);
+  return tests ? open_image_folder(place, class_folders(train)) : open_image_folder(place);
 }
 
 Images open_images(const fs::path& folder, Split split) {

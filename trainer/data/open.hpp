@@ -21,7 +21,9 @@ std::optional<DataFormat> detect_format(const std::filesystem::path& folder);
 bool has_test_split(const std::filesystem::path& folder, DataFormat format);
 
 // Opens a data set of any format. Image folders and shards have their splits, if any, in train/
-// and in test/ or val/. Throws Error.
+// and in test/, or in val/ where test/ is not there or has not the classes of train/ (of shards:
+// has none). A test split's labels are by the classes of train/, of which it may lack some. Throws
+// Error.
 Images open_images(const std::filesystem::path& folder, DataFormat format, Split split);
 Images open_images(const std::filesystem::path& folder, Split split);
 

@@ -16,6 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kLargestIndex = std::size_t{64} << 20;
+constexpr std::size_t kLargestLabel = 4096;
 constexpr std::int64_t kMostClasses = 1 << 20;
 
 std::int64_t label_of(std::span<const std::byte> bytes) {
@@ -69,10 +70,18 @@ class Shards : public ImageSource {
     const auto shard = open(place.shard);
     const std::string& file = index_.shards[place.shard].file;
     try {
-      for (const auto& [ending, bytes] : shard->members(place.sample)) {
-        if (has_image_name("." + ending)) return decode_image(bytes, scratch, least);
+      const auto members = shard->members(place.sample);
+      // By the whole ending: a mask or a depth (seg.png) is no image.
+      const auto is_image = [](const auto& member) { return is_image_ending(member.first); };
+      const auto image = std::find_if(members.begin(), members.end(), is_image);
+      if (image == members.end()) throw Error("has no image");
+      const auto other = std::find_if(std::next(image), members.end(), is_image);
+      if (other != members.end()) {
+        throw Error("has two images, " + image->first + " and " + other->first);
       }
-      throw Error("has no image");
+      thread_local std::vector<std::byte> bytes;
+      shard->read(image->second, kMostImageBytes, bytes);
+      return decode_image(bytes, scratch, least);
     } catch (const Error& failed) {
       throw Error(at_sample(file, shard->key(place.sample)) + failed.what());
     }
@@ -86,7 +95,9 @@ class Shards : public ImageSource {
       const auto members = shard->members(place.sample);
       const auto found = members.find("cls");
       if (found == members.end()) throw Error("has no cls");
-      const std::int64_t label = label_of(found->second);
+      std::vector<std::byte> bytes;
+      shard->read(found->second, kLargestLabel, bytes);
+      const std::int64_t label = label_of(bytes);
       if (class_count_ > 0 && label >= class_count_) {
         throw Error("its class is " + std::to_string(label) + " of " +
                     std::to_string(class_count_));

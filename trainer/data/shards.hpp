@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -17,10 +16,10 @@ namespace dtrain::train {
 // Where the members of a shard lie, by what its headers say: some tens of bytes for each.
 class TarIndex;
 
-// One shard, its headers read, its data mapped. Throws Error, with the file and what is wrong: not
-// a plain tar (a compressed one has no random access), a member that goes beyond the file, too
-// many members, a name without an ending, or twice in a sample. Links, folders and the like are
-// passed over.
+// One shard, its headers read, its file open for its data. Throws Error, with the file and what is
+// wrong: not a plain tar (a compressed one has no random access), a member that goes beyond the
+// file, too many members, a name without an ending, or twice in a sample. Links, folders and the
+// like are passed over.
 class TarShard {
  public:
   explicit TarShard(const std::filesystem::path& path);
@@ -33,8 +32,15 @@ class TarShard {
 
   std::int64_t samples() const;
   std::string key(std::int64_t sample) const;
+  struct Member {
+    std::uint64_t begin = 0;
+    std::uint64_t size = 0;
+  };
   // A sample's members by their ending ("jpg", "cls", "seg.png").
-  std::map<std::string, std::span<const std::byte>> members(std::int64_t sample) const;
+  std::map<std::string, Member> members(std::int64_t sample) const;
+  // One of them into `bytes`, whose memory may serve for several. Throws Error where it has more
+  // than `limit`, and where it cannot be read: the file is shorter by now, or its medium fails.
+  void read(const Member& member, std::size_t limit, std::vector<std::byte>& bytes) const;
   const std::shared_ptr<const TarIndex>& index() const;
 
  private:
@@ -64,9 +70,10 @@ ShardIndex read_shard_index(const std::filesystem::path& folder);
 ShardIndex write_shard_index(const std::filesystem::path& folder,
                              std::vector<std::string> classes = {});
 
-// The images (jpg, jpeg or png) and labels (cls: a number as text) of a folder of shards with its
-// index. At most `open_shards` shards are held open; what the headers of a shard say is read once
-// and kept. Throws Error when there is no index, or it is not of these files (their sizes differ).
+// The images (the one member of a sample whose whole ending is jpg, jpeg or png, in any case) and
+// labels (cls: a number as text) of a folder of shards with its index. At most `open_shards` shards
+// are held open, a descriptor each; what the headers of a shard say is read once and kept. Throws
+// Error when there is no index, or it is not of these files (their sizes differ).
 Images open_shards(const std::filesystem::path& folder, std::size_t open_shards = 64);
 
 }  // namespace dtrain::train

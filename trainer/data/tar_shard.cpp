@@ -9,6 +9,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::size_t kMostMembers = 1 << 22;
+constexpr std::size_t kBlock = 16384;  // read at once for a header; data are skipped
 
 struct CloseArchive {
   void operator()(archive* a) const { archive_read_free(a); }
@@ -27,7 +28,7 @@ class TarIndex {
   };
 
   explicit TarIndex(std::filesystem::path path) : path_(std::move(path)) {}
-  void read(std::span<const std::byte> bytes);
+  void read(const FileDescriptor& file, std::uint64_t size);
 
   std::uint64_t file_size() const { return file_size_; }
   std::size_t samples() const { return ends_.size(); }
@@ -88,19 +89,20 @@ void TarIndex::add(const std::string& name, std::uint64_t begin, std::uint64_t s
   ends_.back().member = members_.size();
 }
 
-void TarIndex::read(std::span<const std::byte> bytes) {
-  file_size_ = bytes.size();
+void TarIndex::read(const FileDescriptor& file, std::uint64_t file_size) {
+  file_size_ = file_size;
   const std::unique_ptr<archive, CloseArchive> tar(archive_read_new());
   if (!tar) refuse("out of memory");
   archive_read_support_format_tar(tar.get());  // and no filter: what is compressed is refused
-  if (archive_read_open_memory(tar.get(), bytes.data(), bytes.size()) != ARCHIVE_OK) {
+  if (archive_read_open_fd(tar.get(), file.get(), kBlock) != ARCHIVE_OK) {
     refuse("not a plain tar file: " + std::string(archive_error_string(tar.get())));
   }
   archive_entry* entry = nullptr;
   for (std::size_t members = 0;; ++members) {
     const int got = archive_read_next_header(tar.get(), &entry);
     if (got == ARCHIVE_EOF) break;
-    if (got != ARCHIVE_OK) {
+    // A warning is of a header that was read: in the C locale, that a name is not ASCII.
+    if (got != ARCHIVE_OK && got != ARCHIVE_WARN) {
       const char* why = archive_error_string(tar.get());
       refuse("not a plain tar file: " + std::string(why == nullptr ? "unknown" : why));
     }
@@ -114,7 +116,7 @@ void TarIndex::read(std::span<const std::byte> bytes) {
     // The reader takes a header and what extends it exactly, so this is where the data begins.
     const auto begin = static_cast<std::uint64_t>(archive_filter_bytes(tar.get(), 0));
     const auto size = static_cast<std::uint64_t>(archive_entry_size(entry));
-    if (begin > bytes.size() || size > bytes.size() - begin) {
+    if (begin > file_size_ || size > file_size_ - begin) {
       refuse("member '" + std::string(name) + "' goes beyond the end of the file");
     }
     add(name, begin, size);
@@ -125,20 +127,23 @@ void TarIndex::read(std::span<const std::byte> bytes) {
 }
 
 struct TarShard::State {
-  explicit State(const std::filesystem::path& path) : file(path) {}
-  MappedFile file;
+  explicit State(std::filesystem::path its_path)
+      : path(std::move(its_path)), file(open_file(path, O_RDONLY)), size(size_of(file, path)) {}
+  std::filesystem::path path;
+  FileDescriptor file;
+  std::uint64_t size;
   std::shared_ptr<const TarIndex> index;
 };
 
 TarShard::TarShard(const std::filesystem::path& path) : state_(std::make_unique<State>(path)) {
   const auto index = std::make_shared<TarIndex>(path);
-  index->read(state_->file.bytes());
+  index->read(state_->file, state_->size);
   state_->index = index;
 }
 
 TarShard::TarShard(const std::filesystem::path& path, std::shared_ptr<const TarIndex> index)
     : state_(std::make_unique<State>(path)) {
-  if (state_->file.bytes().size() != index->file_size()) {
+  if (state_->size != index->file_size()) {
     throw Error(path.string() + ": has another size than when its headers were read");
   }
   state_->index = std::move(index);
@@ -154,13 +159,21 @@ std::string TarShard::key(std::int64_t sample) const {
   return state_->index->key(static_cast<std::size_t>(sample));
 }
 
-std::map<std::string, std::span<const std::byte>> TarShard::members(std::int64_t sample) const {
-  std::map<std::string, std::span<const std::byte>> members;
+std::map<std::string, TarShard::Member> TarShard::members(std::int64_t sample) const {
+  std::map<std::string, Member> members;
   for (const TarIndex::Member& member : state_->index->members(static_cast<std::size_t>(sample))) {
-    members.emplace(state_->index->ending(member),
-                    state_->file.bytes().subspan(member.begin, member.size));
+    members.emplace(state_->index->ending(member), Member{member.begin, member.size});
   }
   return members;
+}
+
+void TarShard::read(const Member& member, std::size_t limit, std::vector<std::byte>& bytes) const {
+  if (member.size > limit) {
+    throw Error("has a member of " + std::to_string(member.size) + " bytes, " +
+                std::to_string(limit) + " are allowed");
+  }
+  bytes.resize(member.size);
+  read_at(state_->file, member.begin, bytes, state_->path);
 }
 
 const std::shared_ptr<const TarIndex>& TarShard::index() const {

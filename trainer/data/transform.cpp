@@ -213,6 +213,10 @@ void Transformer::fit(const ImageView& image, SampleRandom& random, Value* out,
   };
   if (t.fit == Transform::Fit::exact) {
     const auto [rows, columns] = resized(image, t.resize);
+    if (rows * columns > kMostPixels) {
+      throw Error("is " + std::to_string(image.rows) + "x" + std::to_string(image.columns) +
+                  ", too thin to be scaled to a shorter side of " + std::to_string(t.resize));
+    }
     scaled.resize(static_cast<std::size_t>(channels_ * rows * columns));
     resample(image, all(image), channels_, rows, columns, false, scaled.data());
     crop(ImageView::planar(scaled.data(), channels_, rows, columns), flip, random, out, convert);

@@ -62,7 +62,7 @@ class Transformer {
 
   // Writes one image, plane by plane: values() normalized floats, or bytes as they are. A grey
   // image is taken as three equal channels where three are wanted. Throws Error when the image is
-  // too small or has other channels.
+  // too small, too thin to be scaled within kMostPixels, or has other channels.
   void write(const ImageView& image, SampleRandom random, float* out) const;
   void write(const ImageView& image, SampleRandom random, std::uint8_t* out) const;
 

@@ -236,6 +236,21 @@ TEST_CASE("ranks that do not share their storage are told at the start, all of t
   }
 }
 
+TEST_CASE("ranks whose copies of the data differ are told at the start, all of them") {
+  const std::map<std::string, std::string> told{
+      {"train", "training data differ: samples is 40 on rank 0 and 30 on rank 2"},
+      {"val", "validation data differ: samples is 9 on rank 0 and 7 on rank 2"},
+      {"epochs", "training data differ: batch_size is 4 on rank 0 and 3 on rank 2"}};
+  for (const auto& [data, words] : told) {
+    CAPTURE(data);
+    const TemporaryFolder folder;
+    for (const test::Exit& exit : launch("data_apart", 3, folder.path(), {{"TEST_DATA", data}})) {
+      CHECK(exit.code == 1);
+      CHECK(contains(exit.error_file, words));
+    }
+  }
+}
+
 TEST_CASE("buffers that are each rank's own are there again, for as many ranks") {
   const TemporaryFolder folder;
   expect("own_buffers", 2, folder, 0);

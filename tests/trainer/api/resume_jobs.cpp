@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/trainer/api/api_jobs.hpp"
+#include "tests/trainer/support/require.hpp"
 #include "trainer/core/error.hpp"
 #include "trainer/trainer.hpp"
 
@@ -89,6 +90,42 @@ int apart(const std::filesystem::path& folder) {
   return 0;
 }
 
+// The last rank's copy of the data is shorter. TEST_DATA: which data, train or val, of a Trainer,
+// or epochs.
+int data_apart(const std::filesystem::path& /*folder*/) {
+  class Apart final : public SmallModule {
+   public:
+    using SmallModule::SmallModule;
+    std::optional<DataLoader> val_dataloader() override { return data(is_short("val") ? 7 : 9, 2); }
+    static DataLoader data(std::int64_t samples, std::int64_t batch_size) {
+      const Samples all = make_samples(samples);
+      return DataLoader::of_tensors({all.inputs, all.labels}, {.batch_size = batch_size});
+    }
+    static bool is_short(const std::string& which) {
+      return number_of("RANK", 0) + 1 == number_of("WORLD_SIZE", 1) &&
+             which == std::getenv("TEST_DATA");
+    }
+  };
+  if (std::string("epochs") == std::getenv("TEST_DATA")) {
+    init();
+    auto model = prepare_model(std::make_shared<SmallNet>(8, false));
+    prepare_optimizer(std::make_shared<Sgd>(named_parameters(*model), SgdOptions{.lr = 0.1}));
+    const DataLoader loader =
+        prepare_data_loader(Apart::data(40, Apart::is_short("epochs") ? 3 : 4));
+    for (const auto epoch : epochs(1)) {
+      for (const Batch& batch : loader.epoch(epoch)) require(batch.size() > 0, "a batch");
+    }
+    shutdown();
+    return 0;
+  }
+  TrainerOptions options;
+  options.fast_dev_run = true;
+  Trainer trainer(options);
+  SmallModule::Options small;
+  small.samples = Apart::is_short("train") ? 30 : 40;
+  return trainer.fit(std::make_shared<Apart>(small));
+}
+
 class Normed : public torch::nn::Module {
  public:
   Normed() : norm_(register_module("norm", torch::nn::BatchNorm1d(8))) {}
@@ -139,7 +176,10 @@ int own_buffers(const std::filesystem::path& folder) {
 }  // namespace
 
 const ApiJobs& resume_jobs() {
-  static const ApiJobs jobs{{"recorded", recorded}, {"apart", apart}, {"own_buffers", own_buffers}};
+  static const ApiJobs jobs{{"recorded", recorded},
+                            {"apart", apart},
+                            {"data_apart", data_apart},
+                            {"own_buffers", own_buffers}};
   return jobs;
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/core/files.hpp"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "tests/trainer/support/temporary.hpp"
 #include "trainer/core/base64.hpp"
@@ -47,6 +49,24 @@ TEST_CASE("reading is bounded and names the file") {
   CHECK(read_text(folder / "f", 5) == "12345");
   CHECK(contains(message_of<Error>([&] { read_text(folder / "f", 4); }), "larger than the 4"));
   CHECK(contains(message_of<Error>([&] { read_text(folder / "none", 4); }), "none: No such file"));
+}
+
+TEST_CASE("a file's bytes, or a part of them") {
+  const test::TemporaryFolder folder;
+  write_file(folder / "f", "12345");
+  std::vector<std::byte> bytes(100);
+  read_bytes(folder / "f", 5, bytes);
+  REQUIRE(bytes.size() == 5);
+  CHECK(bytes[4] == std::byte{'5'});
+  CHECK(contains(message_of<Error>([&] { read_bytes(folder / "f", 4, bytes); }), "than the 4"));
+  CHECK_THROWS_AS(read_bytes(folder.path(), 4, bytes), Error);
+  const FileDescriptor file = open_file(folder / "f", O_RDONLY);
+  CHECK(size_of(file, folder / "f") == 5);
+  bytes.resize(2);
+  read_at(file, 3, bytes, folder / "f");
+  CHECK(bytes[0] == std::byte{'4'});
+  CHECK(contains(message_of<Error>([&] { read_at(file, 4, bytes, folder / "f"); }),
+                 "f: ends at byte 5, 1 more were expected"));
 }
 
 TEST_CASE("a mapped file") {

@@ -1,6 +1,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <doctest/doctest.h>
+#include <png.h>
 
 #include <array>
 #include <cstdio>  // jpeglib.h needs it before
@@ -163,6 +164,39 @@ TEST_CASE("an image folder: classes and files by name") {
                  "has no JPEG or PNG file"));
 }
 
+TEST_CASE(
+    "an image folder: the test split's labels are by the classes of train, in test or in val") {
+  const TemporaryFolder folder;
+  const auto add = [&](const std::string& file, int value) {
+    test::write_file(folder / file, png_of(value));
+  };
+  const auto opened = [&] { return open_images(folder.path(), Split::test); };
+  for (const char* name : {"ant", "bee", "cat"}) add("train/" + std::string(name) + "/0.png", 1);
+  add("val/cat/0.png", 2);
+  add("val/ant/0.png", 3);
+  REQUIRE(opened()->size() == 2);
+  CHECK(opened()->classes() == std::vector<std::string>{"ant", "bee", "cat"});
+  CHECK(opened()->class_count() == 3);
+  CHECK(opened()->label(0) == 0);
+  CHECK(opened()->label(1) == 2);
+  CHECK(pixels_of(*opened(), 1) == std::vector<int>(12, 2));
+
+  // Pictures without labels, in no folder or in one: the labelled ones are in val.
+  add("test/0.png", 4);
+  CHECK(opened()->name() == (folder / "val").string());
+  add("test/images/0.png", 4);
+  CHECK(opened()->name() == (folder / "val").string());
+  std::filesystem::remove_all(folder / "test");
+  add("test/bee/0.png", 5);
+  CHECK(opened()->name() == (folder / "test").string());
+  CHECK(opened()->label(0) == 1);
+
+  std::filesystem::remove_all(folder / "test");
+  add("val/dog/0.png", 6);
+  CHECK(has_test_split(folder.path(), DataFormat::image_folder));
+  CHECK(contains(message_of<Error>(opened), "val: 'dog' is not one of the training's classes"));
+}
+
 TEST_CASE("a JPEG is near to what it was made from, and comes smaller where that is enough") {
   const Images images = make_images({.samples = 1, .rows = 64, .columns = 96});
   std::vector<std::uint8_t> scratch;
@@ -196,6 +230,15 @@ TEST_CASE("damaged images are refused") {
   CHECK(contains(refusal(png_of(1).substr(0, 30)), "PNG"));
   CHECK(contains(refusal("GIF89a"), "neither a JPEG nor a PNG"));
   CHECK(contains(refusal(""), "neither a JPEG nor a PNG"));
+  // What a camera may write wrong in a scan's header is not damage: the end of its spectrum.
+  const std::vector<int> whole = pixels_of(decode_image(bytes_of(jpeg), pixels));
+  std::string camera = jpeg;
+  const auto scan = camera.find("\xff\xda");
+  REQUIRE(scan != std::string::npos);
+  const std::size_t end = scan + 6 + 2 * static_cast<unsigned char>(camera[scan + 4]);
+  REQUIRE(camera[end] == 63);
+  camera[end] = 0;
+  CHECK(pixels_of(decode_image(bytes_of(camera), pixels)) == whole);
   // A header that promises 30000x30000 pixels.
   std::string huge = jpeg;
   const auto frame = huge.find("\xff\xc0");
@@ -263,6 +306,76 @@ TEST_CASE("a JPEG in CMYK or YCCK is RGB when it is decoded, of Pillow's values"
   }
 }
 
+namespace {
+
+struct PngForm {
+  int depth = 8;
+  int type = PNG_COLOR_TYPE_RGB;
+  png_fixed_point gamma = 0;  // 0: no gAMA chunk
+  int interlace = PNG_INTERLACE_NONE;
+};
+
+// Rows of bytes as they are in the file. libpng ends the program where it finds an error.
+std::string png_file(png_uint_32 columns, std::vector<std::vector<std::uint8_t>> rows,
+                     const PngForm& form) {
+  png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png_create_info_struct(png);
+  std::string file;
+  png_set_write_fn(
+      png, &file,
+      [](png_structp from, png_bytep bytes, std::size_t size) {
+        static_cast<std::string*>(png_get_io_ptr(from))
+            ->append(reinterpret_cast<const char*>(bytes), size);
+      },
+      nullptr);
+  png_set_IHDR(png, info, columns, static_cast<png_uint_32>(rows.size()), form.depth, form.type,
+               form.interlace, PNG_COMPRESSION_TYPE_BASE, PNG_FILTER_TYPE_BASE);
+  if (form.gamma > 0) png_set_gAMA_fixed(png, info, form.gamma);
+  png_write_info(png, info);
+  std::vector<png_bytep> pointers;
+  for (std::vector<std::uint8_t>& row : rows) pointers.push_back(row.data());
+  png_write_image(png, pointers.data());
+  png_write_end(png, info);
+  png_destroy_write_struct(&png, &info);
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("a PNG's values are those in the file, whatever is said about their gamma") {
+  std::vector<std::uint8_t> pixels;
+  const auto values_of = [&](const std::string& file) {
+    return pixels_of(decode_image(bytes_of(file), pixels));
+  };
+  using Values = std::vector<int>;
+  for (const png_fixed_point gamma : {0, 45455, 55556, 100000}) {
+    CAPTURE(gamma);
+    CHECK(values_of(png_file(1, {{64, 100, 200}}, {.gamma = gamma})) == Values{64, 100, 200});
+    const PngForm grey{.type = PNG_COLOR_TYPE_GRAY, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{64}}, grey)) == Values{64, 64, 64});
+    // Of 16 bits the upper 8.
+    const PngForm deep{.depth = 16, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{64, 64, 100, 0, 200, 255}}, deep)) == Values{64, 100, 200});
+    // Half of it over black, as light of sRGB.
+    const PngForm alpha{.type = PNG_COLOR_TYPE_RGB_ALPHA, .gamma = gamma};
+    CHECK(values_of(png_file(1, {{200, 200, 0, 128}}, alpha)) == Values{146, 146, 0});
+    CHECK(values_of(png_file(1, {{200, 100, 1, 255}}, alpha)) == Values{200, 100, 1});
+    CHECK(values_of(png_file(1, {{200, 100, 1, 0}}, alpha)) == Values{0, 0, 0});
+  }
+  // Fewer bits, and rows that come in several passes.
+  const PngForm bits{.depth = 1, .type = PNG_COLOR_TYPE_GRAY};
+  CHECK(values_of(png_file(2, {{0x80}}, bits)) == Values{255, 0, 255, 0, 255, 0});
+  std::vector<std::vector<std::uint8_t>> rows;
+  for (std::uint8_t row = 0; row < 11; ++row) {
+    rows.emplace_back();
+    for (std::uint8_t i = 0; i < 3 * 9; ++i) {
+      rows.back().push_back(static_cast<std::uint8_t>(row * 20 + i));
+    }
+  }
+  CHECK(values_of(png_file(9, rows, {.interlace = PNG_INTERLACE_ADAM7})) ==
+        values_of(png_file(9, rows, {})));
+}
+
 TEST_CASE("shards: what is written is read, by index") {
   const TemporaryFolder folder;
   const Synthetic what{.samples = 25, .classes = 4, .rows = 8, .columns = 8};
@@ -295,15 +408,28 @@ TEST_CASE("the headers of a shard are read once, though it is closed and opened 
   CHECK(contains(message_of<Error>([&] { images->label(3); }), "another size"));
 }
 
+TEST_CASE("a shard that is made shorter while it is open is an error, and not the process's end") {
+  const TemporaryFolder folder;
+  write_shards(folder.path(), {.samples = 4, .rows = 8, .columns = 8}, ImageFile::png, 10);
+  const Images images = open_shards(folder.path());
+  std::vector<std::uint8_t> scratch;
+  images->image(1, scratch);
+  const auto path = folder / read_shard_index(folder.path()).shards[0].file;
+  std::filesystem::resize_file(path, 0);
+  CHECK(contains(message_of<Error>([&] { images->image(1, scratch); }), path.string() + ": ends"));
+  CHECK(contains(message_of<Error>([&] { images->label(1); }), path.string() + ": ends"));
+}
+
 TEST_CASE("shards of others: folders, long names, further members") {
   const TemporaryFolder folder;
   const std::string deep = std::string(120, 'd') + "/" + std::string(90, 'k');
   write_tar(folder / "a.tar", {{"sub", "/"},
                                {"sub/one.png", png_of(7)},
                                {"sub/one.cls", "1\n"},
+                               {"sub/one.depth.png", png_of(200)},
                                {"sub/one.seg.json", "{}"},
                                {deep + ".cls", "0"},
-                               {deep + ".png", png_of(9)}});
+                               {deep + ".PNG", png_of(9)}});
   CHECK(contains(message_of<Error>([&] { open_shards(folder.path()); }), "shards.json"));
   write_shard_index(folder.path(), {"cat", "dog"});
   const Images images = open_shards(folder.path());
@@ -316,8 +442,54 @@ TEST_CASE("shards of others: folders, long names, further members") {
   CHECK(write_shard_index(folder.path()).classes.size() == 2);  // kept
   const TarShard shard(folder / "a.tar");
   CHECK(shard.key(0) == "sub/one");
-  CHECK(shard.members(0).size() == 3);
+  CHECK(shard.members(0).size() == 4);
   CHECK(shard.members(0).contains("seg.json"));
+}
+
+namespace {
+
+// One header of a tar file and what belongs to it.
+std::string tar_member(const std::string& name, char type, const std::string& content) {
+  std::string header(512, '\0');
+  const auto put = [&](std::size_t at, const std::string& text) {
+    header.replace(at, text.size(), text);
+  };
+  const auto octal = [](std::size_t value, int digits) {
+    std::array<char, 16> text{};
+    std::snprintf(text.data(), text.size(), "%0*zo", digits, value);
+    return std::string(text.data());
+  };
+  put(0, name);
+  put(100, "0000644");
+  put(124, octal(content.size(), 11));
+  put(136, octal(0, 11));
+  put(148, "        ");
+  put(156, std::string(1, type));
+  put(257, std::string("ustar\00000", 8));
+  std::size_t sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  put(148, octal(sum, 6) + std::string("\0 ", 2));
+  return header + content + std::string((512 - content.size() % 512) % 512, '\0');
+}
+
+}  // namespace
+
+TEST_CASE("a shard of Python's tarfile: names that are not ASCII") {
+  const TemporaryFolder folder;
+  const auto member = [](const std::string& name, const std::string& content) {
+    const std::string record = " path=" + name + "\n";
+    const std::size_t length = record.size() + 2;  // with its own two digits
+    return tar_member("PaxHeader", 'x', std::to_string(length) + record) +
+           tar_member("short", '0', content);
+  };
+  test::write_file(folder / "a.tar", member("grün/öl.png", png_of(3)) + member("grün/öl.cls", "1") +
+                                         std::string(1024, '\0'));
+  write_shard_index(folder.path());
+  const Images images = open_shards(folder.path());
+  REQUIRE(images->size() == 1);
+  CHECK(images->label(0) == 1);
+  CHECK(pixels_of(*images, 0) == std::vector<int>(12, 3));
+  CHECK(TarShard(folder / "a.tar").key(0) == "grün/öl");
 }
 
 TEST_CASE("shards that are not as they should be are refused with the place") {
@@ -340,6 +512,9 @@ TEST_CASE("shards that are not as they should be are refused with the place") {
   CHECK(contains(refusal({{"x.png", png_of(1)}, {"x.cls", "-1"}}), "not the number of a class"));
   CHECK(contains(refusal({{"x.png", png_of(1)}}), "has no cls"));
   CHECK(contains(refusal({{"x.cls", "1"}}), "has no image"));
+  CHECK(contains(refusal({{"x.seg.png", png_of(1)}, {"x.cls", "1"}}), "has no image"));
+  CHECK(contains(refusal({{"x.png", png_of(1)}, {"x.JPG", "a"}, {"x.cls", "1"}}),
+                 "a.tar, sample 'x': has two images, JPG and png"));
   CHECK(contains(refusal({{"x.png", "nothing"}, {"x.cls", "1"}}), "neither a JPEG nor a PNG"));
   CHECK(contains(refusal({{"x.png", "a"}, {"x.png", "b"}}), "'x.png' is there twice"));
   CHECK(contains(refusal({{"Makefile", "a"}}), "has no ending"));

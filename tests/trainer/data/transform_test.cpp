@@ -112,6 +112,16 @@ TEST_CASE("scaling is bilinear, and keeps what is even") {
   CHECK(most > 140);
 }
 
+TEST_CASE("an image so thin that it would be huge when it is scaled is refused") {
+  const std::vector<std::uint8_t> line(65500, 5);
+  const Transform transform{.rows = 224, .columns = 224, .resize = 256};
+  for (const ImageView& view :
+       {ImageView::planar(line.data(), 1, 1, 65500), ImageView::planar(line.data(), 1, 65500, 1)}) {
+    CHECK(contains(message_of<Error>([&] { bytes_after(transform, view); }),
+                   "too thin to be scaled to a shorter side of 256"));
+  }
+}
+
 TEST_CASE("impossible transforms are refused") {
   const auto refusal = [](const Transform& t) {
     return message_of<Error>([&] { Transformer(t, 3); });
