@@ -382,8 +382,11 @@ class Command(Case):
     def test_a_folder_is_no_cluster_yaml(self):
         env = self.command("""echo '{}'""")
         self.answer('os.chdir(folder); os.mkdir("prod"); Path("c.yaml").write_text("")\n'
-                    'dtrain.up("prod"); dtrain.up("c.yaml"); dtrain.up(); print("{}")', **env)
-        self.assertEqual(self.words(), [["up", "--json", "-c", "prod"], ["up", "--json", "c.yaml"], ["up", "--json"]])
+                    'for verb in dtrain.up, dtrain.status, dtrain.down: verb("prod"); verb("c.yaml"); verb()\n'
+                    'dtrain.down(Path("c.yaml"), yes=True); print("{}")', **env)
+        self.assertEqual(self.words(), [[verb, "--json", *words] for verb in ("up", "status", "down")
+                                        for words in (["-c", "prod"], ["c.yaml"], [])]
+                         + [["down", "--json", "c.yaml", "-y"]])
 
     def test_warnings_of_the_command_are_said(self):
         env = self.command("""echo "dtrain: of $verb" >&2

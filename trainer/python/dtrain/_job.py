@@ -109,17 +109,17 @@ def job(name=None, cluster=None):
 def up(cluster=None):
     """Brings a cluster up: a cluster YAML's path, or the name of a known one; nothing: the current
     one, or with none this machine. Returns what `dtrain up --json` says."""
-    is_file = cluster is not None and os.path.isfile(cluster)
-    return _command.run(["up", "--json", *([os.fspath(cluster)] if is_file else _of(cluster))])
+    return _command.run(["up", "--json", *_chosen(cluster)])
 
 
 def down(cluster=None, yes=False):
-    """Takes it down. Where jobs run or checkpoints would be lost that is an error, unless yes=True."""
-    return _command.run(["down", "--json", *_of(cluster), *(["-y"] if yes else [])])
+    """Takes it down, by its YAML's path or its name. Where jobs run or checkpoints would be lost that is
+    an error, unless yes=True."""
+    return _command.run(["down", "--json", *_chosen(cluster), *(["-y"] if yes else [])])
 
 
 def status(cluster=None):
-    return _command.run(["status", "--json", *_of(cluster)])
+    return _command.run(["status", "--json", *_chosen(cluster)])
 
 
 class Job:
@@ -290,6 +290,11 @@ def _end(child):
             child.wait()
     if child.stdout is not None:
         child.stdout.close()
+
+
+def _chosen(cluster):
+    """A file is a cluster YAML, which stands in -c's place."""
+    return [os.fspath(cluster)] if cluster is not None and os.path.isfile(cluster) else _of(cluster)
 
 
 def _of(cluster):
