@@ -195,6 +195,20 @@ print("{}")
 """, rank=0, size=1, **env)
         self.assertEqual(sorted(r["step"] for r in head.wait_for(2)), [1, 2])
 
+    def test_a_checkpoint_waits_for_its_commit_without_a_limit(self):
+        _, env = self.head()
+        got, _ = self.answer(WHOLE + """
+import socket
+limits = []
+class Watched(socket.socket):
+    def makefile(self, *words, **more):
+        limits.append(self.gettimeout())
+        return super().makefile(*words, **more)
+socket.socket = Watched
+print(json.dumps([str(dtrain.checkpoint(whole(1, "a"), 1)), limits]))
+""", rank=0, size=1, **env)
+        self.assertEqual(got, ["/final", [None]])
+
     def test_what_cannot_be_reported_is_said(self):
         for call, said in (('dtrain.report({"a": "x"}, 1)', "metric a: 'x' is not a number"),
                            ('dtrain.report({"": 1}, 1)', "1 to 128 printable"),
