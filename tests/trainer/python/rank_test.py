@@ -17,6 +17,7 @@ import unittest
 from pathlib import Path
 
 MODULE = Path(sys.argv.pop(1)).resolve()
+SCHEMA = Path(__file__).resolve().parents[3] / "configs" / "job.schema.json"
 
 
 class Head:
@@ -382,9 +383,33 @@ class Command(Case):
                     'resources={"GPU": 1}).id))', **env)
         self.assertEqual(self.words(), [["submit", "--json", "-d", "--local", "--resume", "j-1", "--max-restarts=2",
                                          "--gpus=1", "--", "/bin/sh", "-c", "make"]])
-        error = self.fails('dtrain.submit(resume="j-1", local=True, bundle="off", resources={"TPU": 1})', **env)
-        self.assertIn("submit(resume=…): bundle, resources: TPU: cannot be changed", error)
+        error = self.fails('dtrain.submit(resume="j-1", local=True, bundle="off", checkpoint={"TPU": 1})', **env)
+        self.assertIn("submit(resume=…): bundle, checkpoint: TPU: cannot be changed", error)
         self.assertEqual(len(self.words()), 1)
+        self.answer('print(json.dumps(dtrain.submit(resume="j-1", local=True, hang_timeout_s=60, on_hang="restart", '
+                    'log_limit="1GiB", label_selector={"tier": "!gold"}, resources={"TPU": 1, "license": 2}).id))',
+                    **env)
+        self.assertEqual(self.words()[1:], [["submit", "--json", "-d", "--local", "--resume", "j-1",
+                                             "--hang-timeout-s=60", "--on-hang=restart", "--log-limit=1GiB",
+                                             "--label-selector=tier=!gold", "--resource=TPU=1",
+                                             "--resource=license=2"]])
+
+    def test_every_key_that_has_a_flag_can_be_changed(self):
+        env = self.command("""echo '{"job":"j-2"}'""")
+        keys = json.loads(SCHEMA.read_text())["properties"]
+        # Mappings are empty: their names are those of each.
+        values = {key: {} if key == "secrets" or "object" in shape.get("type", "") else "1"
+                  for key, shape in keys.items()}
+        got, _ = self.answer(f"""
+refused = []
+for key, value in json.loads({json.dumps(values)!r}).items():
+    try:
+        dtrain.submit(resume="j-1", local=True, **{{key: value}})
+    except dtrain.DtrainError:
+        refused.append(key)
+print(json.dumps(refused))
+""", **env)
+        self.assertEqual(sorted(got), ["bundle", "restart"])
 
     def test_the_live_line_is_the_lowest_ranks(self):
         events = [(1, 5), (0, 3), (1, 6), (0, 4)]
