@@ -307,7 +307,9 @@ Verb add_down(CLI::App& root) {
   orphans->needs(region);
   options->hosts.add(*app);
   add_ray_flags(*app);
-  return {app, [options](Context& context) { return run_down(context, *options); }, std::nullopt};
+  return {.app = app,
+          .run = [options](Context& context) { return run_down(context, *options); },
+          .unreachable_code = 1};
 }
 
 }  // namespace dtrain::cli
