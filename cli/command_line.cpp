@@ -257,12 +257,15 @@ int run(int argc, char** argv) {
     break;
   }
   std::optional<int> error_code;
+  std::optional<int> unreachable_code;
   const auto fail = [&](const Error& error) {
     try {
       show_error(context, error);
     } catch (const Error&) {  // neither stdout nor stderr can be written
     }
-    return error_code.value_or(exit_code_for(error));
+    if (error_code) return *error_code;
+    const bool unreachable = error.code() == ErrorCode::unreachable;
+    return unreachable && unreachable_code ? *unreachable_code : exit_code_for(error);
   };
   try {
     CommandLine line;
@@ -286,6 +289,7 @@ int run(int argc, char** argv) {
     for (const Verb& verb : line.verbs) {
       if (!verb.app->parsed()) continue;
       error_code = verb.error_code;
+      unreachable_code = verb.unreachable_code;
       check_no_tail(*line.app, context.tail);
       if (context.globals.json && !verb.json) {
         throw Error(ErrorCode::usage, verb.app->get_name() + " knows no --json");

@@ -78,6 +78,9 @@ struct Verb {
   std::optional<int> error_code;
   // Whether it has anything for programs to read; --json is an error where it has not.
   bool json = true;
+  // The exit code where somebody is not reached, for a verb that can be used when no cluster is up:
+  // then it says nothing of that. Absent: by the kind of error.
+  std::optional<int> unreachable_code{};
 };
 
 Verb add_up(CLI::App& root);

@@ -211,6 +211,11 @@ int run_down(Context& context, const DownFlags& options) {
     }
     return 0;
   }
+  // One of which nothing is known is down already; what stands for the YAML's cluster is not.
+  if (options.file.empty() && names_cluster_yaml(name) && !load_cluster(name)) {
+    throw Error(ErrorCode::usage, name + " is a cluster YAML, and no cluster of that name is known")
+        .with_hint("dtrain down " + shell_quote(name));
+  }
   if (options.workers_only) {
     const auto state = load_cluster(name);
     if (state && is_here(state->provider)) {
@@ -302,7 +307,9 @@ Verb add_down(CLI::App& root) {
   orphans->needs(region);
   options->hosts.add(*app);
   add_ray_flags(*app);
-  return {app, [options](Context& context) { return run_down(context, *options); }, std::nullopt};
+  return {.app = app,
+          .run = [options](Context& context) { return run_down(context, *options); },
+          .unreachable_code = 1};
 }
 
 }  // namespace dtrain::cli

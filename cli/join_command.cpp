@@ -158,8 +158,9 @@ Verb add_join_command(CLI::App& root) {
           CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
       ->check(CLI::Range(std::int64_t{1}, kMostValid));
   app->add_option("--address", options->addresses,
-                  "One of the head's, to be tried before those that it knows")
-      ->type_name("ADDRESS");
+                  "One of the head's, to be tried before those that it knows; again for more")
+      ->type_name("ADDRESS")
+      ->allow_extra_args(false);
   app->add_flag("--script", options->script, "Print the script itself, for a file or boot data");
   CLI::Option* list_flag = app->add_flag("--list", options->list, "Show what was given out");
   app->add_option("--revoke", options->revoke,

@@ -135,9 +135,13 @@ void keep_content_if_same(JobSpec& changed, const JobSpec& old) {
   changed.content = same ? old.content : std::nullopt;
 }
 
-StartCheckpoint start_checkpoint(const wire::ApiClient& client, const std::string& text,
-                                 const std::string& here) {
-  if (is_path(text)) return from_folder(text, here);
+std::optional<StartCheckpoint> start_from_folder(const std::string& text, const std::string& here) {
+  if (!is_path(text)) return std::nullopt;
+  return from_folder(text, here);
+}
+
+StartCheckpoint start_from_job(const wire::ApiClient& client, const std::string& text,
+                               const std::string& here) {
   try {
     return from_job(client, text);
   } catch (Error& error) {

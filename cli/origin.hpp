@@ -34,10 +34,13 @@ ResumedJob job_to_resume(const Context& context, const wire::ApiClient& client,
 // the same program in the same folder, else none, so that all is sent anew.
 void keep_content_if_same(JobSpec& changed, const JobSpec& old);
 
-// What --from-checkpoint says, taken from `here` when it is a relative path: a folder is verified
-// with all its sums. Throws Error that names the checkpoints that there are.
-StartCheckpoint start_checkpoint(const wire::ApiClient& client, const std::string& text,
-                                 const std::string& here);
+// What --from-checkpoint says, where that is a folder, taken from `here` when it is a relative
+// path: verified with all its sums. Absent: it names a job. Throws Error that names the checkpoints
+// that there are; so does the next one.
+std::optional<StartCheckpoint> start_from_folder(const std::string& text, const std::string& here);
+// Where it names a job.
+StartCheckpoint start_from_job(const wire::ApiClient& client, const std::string& text,
+                               const std::string& here);
 // Whether the start's folder must be sent to a cluster to which files go: nodes that see the job's
 // storage_path read what is below it in place.
 bool sends_start(const JobSpec& spec);

@@ -267,9 +267,11 @@ Verb add_plot(CLI::App& root) {
                            "  dtrain plot mnist-a mnist-b --metric loss -o loss.svg\n");
   app->add_option("job", options->jobs, "Ids or the beginnings of some (default: the newest)")
       ->type_name("JOB");
-  app->add_option("--metric", options->metrics,
-                  "Which metrics (default: all with loss or accuracy in their names)")
-      ->type_name("NAME");
+  app->add_option(
+         "--metric", options->metrics,
+         "Which metric; again for more (default: all with loss or accuracy in their names)")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
   app->add_option("-o,--output", options->output,
                   "A file that ends in .svg or .png (default: drawn in the terminal)")
       ->type_name("FILE");

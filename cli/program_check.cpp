@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 std::string path_of(const JobSpec& spec, const JobPlace& place) {
   if (const auto own = spec.env.find("PATH"); own != spec.env.end()) return own->second;
   const char* ours = std::getenv("PATH");
-  return place.login_path + ":" + (ours == nullptr ? "" : ours);
+  return place.login_path.value_or("") + ":" + (ours == nullptr ? "" : ours);
 }
 
 bool lies_in(const fs::path& file, const fs::path& folder) {
@@ -61,13 +61,15 @@ void check_program(const JobSpec& spec, const JobPlace& place) {
     // Other machines have other programs, but none has a script of ours or a line of words.
     const bool ours = shell_line || fs::is_regular_file(workdir / word, none);
     if (!place.here && !ours) return;
+    if (place.here && !place.login_path && !shell_line) return;
     refuse(ErrorCode::not_found, word, why_not_in_path(word, workdir, path), shell_line);
   }
   const fs::path file = workdir / word;
   const bool there = fs::exists(file, none);
   if (!place.here && !lies_in(file, workdir)) return;
-  const auto why = why_not_startable(
-      file, word, place.here ? Interpreters::here : Interpreters::elsewhere, path);
+  const auto interpreters =
+      place.here && place.login_path ? Interpreters::here : Interpreters::elsewhere;
+  const auto why = why_not_startable(file, word, interpreters, path);
   if (!why) return;
   refuse(there ? ErrorCode::invalid : ErrorCode::not_found, word, *why, shell_line && !there);
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "launcher/spec/job_spec.hpp"
 
 namespace dtrain::cli {
@@ -7,8 +10,8 @@ namespace dtrain::cli {
 // Where a job's ranks will find its files.
 struct JobPlace {
   bool here = false;  // on this machine, in the job's own workdir; else its files are sent
-  // With `here`: PATH of the nodes' login environment; empty: not known.
-  std::string login_path;
+  // With `here`: PATH of the nodes' login environment; absent: only known once they are up.
+  std::optional<std::string> login_path{};
 };
 
 // Whether the ranks have a program to start, as far as this machine can tell: what only the nodes

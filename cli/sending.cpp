@@ -45,6 +45,7 @@ nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluste
 JobPlace job_place(const std::string& cluster, bool sent) {
   JobPlace place;
   place.here = !sent;
+  place.login_path = "";
   const auto state = sent ? std::nullopt : load_cluster(cluster);
   if (!state || state->nodes.empty()) return place;
   const auto login = read_file_if_there(paths::NodeRoot{state->nodes.front().root}.login_env());
@@ -62,6 +63,11 @@ std::string here() {
   const fs::path path = fs::current_path(failed);
   if (failed) throw errno_error("cannot tell the current folder", failed.value());
   return path.string();
+}
+
+void check_before_up(const JobSpec& spec, const std::string& cluster_yaml) {
+  const ClusterSpec cluster = read_cluster_yaml(cluster_yaml, process_environment()).spec;
+  check_program(spec, {.here = traits_of(cluster.provider.kind).here});
 }
 
 nlohmann::json send_job(const Context& context, const wire::ApiClient& client, JobSpec spec,

@@ -29,6 +29,10 @@ struct Sending {
 nlohmann::json send_job(const Context& context, const wire::ApiClient& client, JobSpec spec,
                         const Sending& sending);
 
+// What send_job would say of the workdir and the program, as far as that can be told before the
+// cluster of this YAML is up. Throws Error.
+void check_before_up(const JobSpec& spec, const std::string& cluster_yaml);
+
 // What the head said to `dry_run`; gives the exit code.
 int show_plan(const Context& context, const std::string& name, const nlohmann::json& plan);
 

@@ -187,14 +187,22 @@ Queued queue_job(Context& context, const SubmitFlags& options, JobCluster& job_c
   Queued queued{make_spec(context, options, what, resumed), {}};
   const std::map<std::string, std::string> secrets =
       read_secrets(queued.spec, process_environment());
+  if (!origin.from_checkpoint.empty()) {
+    queued.spec.start = start_from_folder(origin.from_checkpoint, here());
+  }
+  if (!options.on.empty() && !resumed) {
+    JobSpec spec = queued.spec;
+    spec.after = options.after;
+    check_before_up(spec, options.on);
+  }
   if (!resumed) start();
   const wire::ApiClient client = context.client(stop());
   for (const std::string& reference : options.after) {
     queued.spec.after.push_back(
         wire::get_string(find_job(client, reference, DefaultJob::newest), "job"));
   }
-  if (!origin.from_checkpoint.empty()) {
-    queued.spec.start = start_checkpoint(client, origin.from_checkpoint, here());
+  if (!origin.from_checkpoint.empty() && !queued.spec.start) {
+    queued.spec.start = start_from_job(client, origin.from_checkpoint, here());
   }
   nlohmann::json request = {{"submission_id", random_hex(16)},
                             {"secrets", secrets},

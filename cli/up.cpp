@@ -354,7 +354,9 @@ Verb add_up(CLI::App& root) {
       ->type_name("N")
       ->check(CLI::Range(0, kMaxSeeds));
   options->hosts.add(*app);
-  return {app, [options](Context& context) { return run_up(context, *options); }, std::nullopt};
+  return {.app = app,
+          .run = [options](Context& context) { return run_up(context, *options); },
+          .unreachable_code = 1};
 }
 
 }  // namespace dtrain::cli

@@ -91,6 +91,8 @@ bool ClusterSpec::grows() const {
 namespace spec {
 namespace {
 
+constexpr double kLarge = 1e9;
+
 void check_commands(const Path& path, const std::vector<std::string>& commands, Checks& checks) {
   for (std::size_t i = 0; i < commands.size(); ++i) {
     Path item = path;
@@ -313,9 +315,8 @@ void check_down_when_idle(const ClusterSpec& spec, Checks& checks) {
                                        " does not go down by itself");
     return;
   }
-  if (!(spec.down_when_idle->minutes > 0)) {
-    checks.add({"down_when_idle", "minutes"}, "must be more than 0");
-  }
+  checks.range({"down_when_idle", "minutes"}, spec.down_when_idle->minutes,
+               limits::kLeastIdleMinutes, kLarge);
   for (const NodeType& type : spec.node_types) {
     const bool is_head = type.name == spec.head_node_type;
     if (!is_head || spec.down_when_idle->terminate || !is_spot(type.node_config)) continue;
@@ -344,11 +345,10 @@ std::vector<Problem> problems_of(const ClusterSpec& spec) {
   Checks checks;
   checks.name({"cluster_name"}, spec.cluster_name, "cluster_name: local", kClusterNameLength);
   checks.range({"max_workers"}, spec.max_workers, 0, limits::kNodes);
-  const double largest = 1e9;
-  checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, largest);
-  checks.range({"idle_timeout_minutes"}, spec.idle_timeout_minutes, 0, largest);
+  checks.range({"upscaling_speed"}, spec.upscaling_speed, 0, kLarge);
+  checks.range({"idle_timeout_minutes"}, spec.idle_timeout_minutes, 0, kLarge);
   if (spec.max_cost_per_hour) {
-    checks.range({"max_cost_per_hour"}, *spec.max_cost_per_hour, limits::kLeastCost, largest);
+    checks.range({"max_cost_per_hour"}, *spec.max_cost_per_hour, limits::kLeastCost, kLarge);
   }
   check_provider(spec.provider, checks);
   check_auth(spec.auth, spec.provider.kind, checks);

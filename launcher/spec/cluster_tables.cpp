@@ -141,7 +141,7 @@ const Table& down_when_idle_table() {
   static const Table table{
       "down_when_idle",
       {
-          example(key("minutes", Shape::number(0, kLarge), 60.0,
+          example(key("minutes", Shape::number(limits::kLeastIdleMinutes, kLarge), 60.0,
                       "After how many minutes without a job, an exec, an attach, a sync or a "
                       "pull."),
                   "minutes: 60"),

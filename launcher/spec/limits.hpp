@@ -28,7 +28,8 @@ inline constexpr int kRetentionDays = 36'500;
 inline constexpr std::int64_t kGraceSeconds = 86'400;
 inline constexpr std::int64_t kTimeoutSeconds = 10LL * 365 * 86'400;
 inline constexpr int kPort = 65'535;
-inline constexpr double kLeastCost = 0.01;  // dollars an hour
+inline constexpr double kLeastCost = 0.01;         // dollars an hour
+inline constexpr double kLeastIdleMinutes = 0.01;  // until a cluster goes down by itself
 
 inline constexpr std::size_t kPathLength = 4'095;               // PATH_MAX, less its NUL
 inline constexpr std::size_t kArgumentLength = 128 * 1024 - 1;  // the kernel's MAX_ARG_STRLEN

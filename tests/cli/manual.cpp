@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -40,6 +42,23 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 }  // namespace
+
+TEST_CASE("an option takes one word each time, and leaves the next to what has no dash") {
+  const CommandLine line;
+  std::vector<const CLI::App*> verbs{line.app.get()};
+  for (std::size_t i = 0; i < verbs.size(); ++i) {
+    for (const CLI::App* verb : verbs[i]->get_subcommands({})) verbs.push_back(verb);
+    for (const CLI::Option* option : verbs[i]->get_options()) {
+      CAPTURE(verbs[i]->get_name() + " " + option->get_name());
+      CHECK((option->get_positional() || option->get_items_expected_max() == 0 ||
+             !option->get_allow_extra_args()));
+    }
+  }
+  line.app->parse("plot --metric loss mnist-a --metric accuracy mnist-b");
+  const CLI::App* plot = line.app->get_subcommand("plot");
+  CHECK(plot->get_option("job")->results() == std::vector<std::string>{"mnist-a", "mnist-b"});
+  CHECK(plot->get_option("--metric")->results() == std::vector<std::string>{"loss", "accuracy"});
+}
 
 TEST_CASE("each command has a page with all that its --help shows") {
   const CommandLine line;

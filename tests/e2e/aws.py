@@ -467,6 +467,17 @@ class Killed(AwsCase):
         self.ok("down", "-y")
         self.assert_nothing_left()
 
+    def test_nobody_answers_for_aws(self):
+        """What could not be asked is not complete; 4, of other verbs, says that a cluster is not up."""
+        nobody = {"AWS_ENDPOINT_URL": "http://10.77.0.1:1"}
+        said = self.refused("up", "-y", "--json", self.write(), env=nobody)
+        self.assertIn('"code":"unreachable"', said)
+        self.up()
+        self.assertIn("cannot be reached", self.refused("down", "-y", env=nobody))
+        self.assertEqual(len(self.cloud.instances()), 1)
+        self.ok("down", "-y")
+        self.assert_nothing_left()
+
     def test_notes_that_are_damaged_forget_nothing(self):
         self.write(two_types(1))
         self.up()

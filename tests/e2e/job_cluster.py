@@ -111,6 +111,21 @@ class JobCluster(ClusterCase):
             self.assertEqual(self.submitted(*flags, "--", "/bin/true").returncode, 2, flags)
         self.assertEqual(self.submitted("cluster.yaml", "--", "/bin/true").returncode, 2)
 
+    def test_a_job_that_cannot_start_brings_nothing_up(self):
+        # What is brought up would need an agent.
+        for said, *words in (("the workdir .*/none is not there", "--workdir", "none", "--", "/bin/true"),
+                             (r"the program \./none ", "--", "./none"),
+                             (r"the program \./save\.py is not executable", "--workdir", "work", "--", "./save.py"),
+                             ("a line for the shell is one argument", "--", "make && ./none"),
+                             ("is no committed checkpoint", "--from-checkpoint", "./work", "--", "/bin/true")):
+            refused = self.run_dtrain("submit", "--on", "cluster.yaml", *words, env={"DTRAIN_AGENT": "/none"})
+            self.assertNotIn(refused.returncode, (0, 3, 130), words)
+            self.assertRegex(refused.stderr, said)
+        # What only the nodes' login environment may have is left to them.
+        refused = self.run_dtrain("submit", "--on", "cluster.yaml", "--", "no-such-program",
+                                  env={"DTRAIN_AGENT": "/none"})
+        self.assertIn("DTRAIN_AGENT names /none", refused.stderr)
+
     def test_no_result_is_lost(self):
         # They cannot come here.
         (self.folder / "there").write_text("in the way")

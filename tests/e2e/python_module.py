@@ -136,6 +136,19 @@ fails(lambda: dtrain.status("nowhere"))
         missing = self.script("dtrain.status()", code=1, DTRAIN="", PATH="/none")
         self.assertIn("the command dtrain is not in PATH", missing.stderr)
 
+    def test_a_cluster_by_its_yaml(self):
+        refused = self.run_dtrain("down", "-c", "cluster.yaml")
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn("cluster.yaml is a cluster YAML, and no cluster of that name is known", refused.stderr)
+        self.assertIn("dtrain down cluster.yaml", refused.stderr)
+        done = self.script("""
+print(dtrain.status("cluster.yaml")["cluster"]["name"])
+down = dtrain.down("cluster.yaml")
+print(down["cluster"], down["was_up"], down["complete"])
+""")
+        self.assertEqual(done.stdout, "e2e\ne2e True True\n")
+        self.assertEqual(self.pids(), [])
+
     def test_the_command_in_path_and_beside_the_module(self):
         copy = self.folder / "site" / "dtrain"
         copy.mkdir(parents=True)

@@ -5,7 +5,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -177,14 +176,10 @@ void Reporter::send(const std::string& line) {
 
 std::string Reporter::receive_line(const std::stop_token& stop,
                                    const std::function<std::optional<std::string>()>& trouble) {
-  const TimePoint deadline = std::chrono::steady_clock::now() + options_.commit_timeout;
   std::string line;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) throw Error("no answer in time on report socket " + path_.string());
     pollfd event{socket_.get(), POLLIN, 0};
-    const int ready = ::poll(&event, 1, static_cast<int>(std::min(left, kLook).count()));
+    const int ready = ::poll(&event, 1, static_cast<int>(kLook.count()));
     if (ready < 0 && errno != EINTR) throw errno_error("cannot poll the report socket", errno);
     if (ready <= 0) {
       if (stop.stop_requested()) throw Error("it was given up");

@@ -53,7 +53,6 @@ class Reporter {
     std::chrono::milliseconds send_timeout{5000};
     std::chrono::milliseconds retry_after{5000};
     std::chrono::milliseconds progress_interval{200};  // at most one progress report in this time
-    std::chrono::minutes commit_timeout{30};
     std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
     std::function<void(const std::string& message)> warn;  // stderr if empty
   };
@@ -69,7 +68,8 @@ class Reporter {
   bool progress_due(std::int64_t step, std::optional<std::int64_t> total) const;
   void heartbeat(const Heartbeat& heartbeat);
   // Reports a finished shard and waits until the checkpoint is committed, which may be after the
-  // other shards have come. Returns its final path. Throws Error with the head's reason, when it is
+  // other shards have come, or a head that was away is back, or has room: for as long as the
+  // connection stands. Returns its final path. Throws Error with the head's reason, when it is
   // asked to stop, or with the words of `trouble`, which is asked ten times a second what keeps
   // another shard from coming.
   std::filesystem::path checkpoint(std::int64_t step, const std::filesystem::path& folder,

@@ -16,8 +16,7 @@ namespace {
 
 constexpr std::chrono::seconds kFirstLookForRoom{2};
 constexpr std::chrono::seconds kLastLookForRoom{60};
-// Before the other ranks give up their own shards (Reporter's commit_timeout): whose disk is full
-// is the cause that they are to hear.
+// Of a disk of the nodes' own: for the head's room Reporter waits, without a limit.
 constexpr std::chrono::minutes kRoomPatience{25};
 constexpr std::chrono::milliseconds kLookForTrouble{100};  // of another rank
 

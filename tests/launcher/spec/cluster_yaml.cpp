@@ -427,7 +427,9 @@ TEST_CASE("a cluster that goes down by itself") {
   CHECK(cluster(types + "down_when_idle: {head: terminate}\n").down_when_idle ==
         DownWhenIdle{60, true});
   CHECK(cluster_problems(types + "down_when_idle: {minutes: 0}\n") ==
-        std::vector<std::string>{"5:27 down_when_idle.minutes: must be more than 0"});
+        std::vector<std::string>{
+            "5:27 down_when_idle.minutes: must be a number of 0.01 to 1000000000, not 0 "
+            "[for example: minutes: 60]"});
   CHECK(cluster_problems("provider: {type: local}\ndown_when_idle: {minutes: 5}\n") ==
         std::vector<std::string>{
             "2:1 down_when_idle: is for provider aws: one of local does not go down by itself"});

@@ -17,6 +17,7 @@ import unittest
 from pathlib import Path
 
 MODULE = Path(sys.argv.pop(1)).resolve()
+SCHEMA = Path(__file__).resolve().parents[3] / "configs" / "job.schema.json"
 
 
 class Head:
@@ -195,6 +196,20 @@ print("{}")
 """, rank=0, size=1, **env)
         self.assertEqual(sorted(r["step"] for r in head.wait_for(2)), [1, 2])
 
+    def test_a_checkpoint_waits_for_its_commit_without_a_limit(self):
+        _, env = self.head()
+        got, _ = self.answer(WHOLE + """
+import socket
+limits = []
+class Watched(socket.socket):
+    def makefile(self, *words, **more):
+        limits.append(self.gettimeout())
+        return super().makefile(*words, **more)
+socket.socket = Watched
+print(json.dumps([str(dtrain.checkpoint(whole(1, "a"), 1)), limits]))
+""", rank=0, size=1, **env)
+        self.assertEqual(got, ["/final", [None]])
+
     def test_what_cannot_be_reported_is_said(self):
         for call, said in (('dtrain.report({"a": "x"}, 1)', "metric a: 'x' is not a number"),
                            ('dtrain.report({"": 1}, 1)', "1 to 128 printable"),
@@ -368,9 +383,33 @@ class Command(Case):
                     'resources={"GPU": 1}).id))', **env)
         self.assertEqual(self.words(), [["submit", "--json", "-d", "--local", "--resume", "j-1", "--max-restarts=2",
                                          "--gpus=1", "--", "/bin/sh", "-c", "make"]])
-        error = self.fails('dtrain.submit(resume="j-1", local=True, bundle="off", resources={"TPU": 1})', **env)
-        self.assertIn("submit(resume=…): bundle, resources: TPU: cannot be changed", error)
+        error = self.fails('dtrain.submit(resume="j-1", local=True, bundle="off", checkpoint={"TPU": 1})', **env)
+        self.assertIn("submit(resume=…): bundle, checkpoint: TPU: cannot be changed", error)
         self.assertEqual(len(self.words()), 1)
+        self.answer('print(json.dumps(dtrain.submit(resume="j-1", local=True, hang_timeout_s=60, on_hang="restart", '
+                    'log_limit="1GiB", label_selector={"tier": "!gold"}, resources={"TPU": 1, "license": 2}).id))',
+                    **env)
+        self.assertEqual(self.words()[1:], [["submit", "--json", "-d", "--local", "--resume", "j-1",
+                                             "--hang-timeout-s=60", "--on-hang=restart", "--log-limit=1GiB",
+                                             "--label-selector=tier=!gold", "--resource=TPU=1",
+                                             "--resource=license=2"]])
+
+    def test_every_key_that_has_a_flag_can_be_changed(self):
+        env = self.command("""echo '{"job":"j-2"}'""")
+        keys = json.loads(SCHEMA.read_text())["properties"]
+        # Mappings are empty: their names are those of each.
+        values = {key: {} if key == "secrets" or "object" in shape.get("type", "") else "1"
+                  for key, shape in keys.items()}
+        got, _ = self.answer(f"""
+refused = []
+for key, value in json.loads({json.dumps(values)!r}).items():
+    try:
+        dtrain.submit(resume="j-1", local=True, **{{key: value}})
+    except dtrain.DtrainError:
+        refused.append(key)
+print(json.dumps(refused))
+""", **env)
+        self.assertEqual(sorted(got), ["bundle", "restart"])
 
     def test_the_live_line_is_the_lowest_ranks(self):
         events = [(1, 5), (0, 3), (1, 6), (0, 4)]
@@ -382,8 +421,11 @@ class Command(Case):
     def test_a_folder_is_no_cluster_yaml(self):
         env = self.command("""echo '{}'""")
         self.answer('os.chdir(folder); os.mkdir("prod"); Path("c.yaml").write_text("")\n'
-                    'dtrain.up("prod"); dtrain.up("c.yaml"); dtrain.up(); print("{}")', **env)
-        self.assertEqual(self.words(), [["up", "--json", "-c", "prod"], ["up", "--json", "c.yaml"], ["up", "--json"]])
+                    'for verb in dtrain.up, dtrain.status, dtrain.down: verb("prod"); verb("c.yaml"); verb()\n'
+                    'dtrain.down(Path("c.yaml"), yes=True); print("{}")', **env)
+        self.assertEqual(self.words(), [[verb, "--json", *words] for verb in ("up", "status", "down")
+                                        for words in (["-c", "prod"], ["c.yaml"], [])]
+                         + [["down", "--json", "c.yaml", "-y"]])
 
     def test_warnings_of_the_command_are_said(self):
         env = self.command("""echo "dtrain: of $verb" >&2

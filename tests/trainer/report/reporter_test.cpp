@@ -141,6 +141,25 @@ TEST_CASE("a checkpoint that another rank's trouble keeps from coming, or a stop
         "checkpoint of step 5 was not committed: it was given up");
 }
 
+TEST_CASE("a checkpoint waits for as long as its head is away, or has no room") {
+  World world;
+  FakeSupervisor supervisor(world.socket());
+  Reporter reporter(world.socket(), world.options());
+  std::promise<void> waits;
+  int asked = 0;
+  auto committed = std::async(std::launch::async, [&] {
+    return reporter.checkpoint(5, "/x", 0, 1, {}, {}, [&] {
+      world.now += std::chrono::hours(24);
+      if (++asked == 3) waits.set_value();
+      return std::nullopt;
+    });
+  });
+  supervisor.read_line();
+  waits.get_future().wait();
+  supervisor.answer(R"({"ok":true,"path":"/storage/checkpoints/checkpoint_000003"})");
+  CHECK(committed.get() == "/storage/checkpoints/checkpoint_000003");
+}
+
 TEST_CASE("a dead socket warns once and stops nothing; when it is back, reports are too") {
   World world;
   Reporter reporter(world.socket(), world.options());

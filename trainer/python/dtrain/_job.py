@@ -17,9 +17,11 @@ from ._show import line_of, shown
 _TERMINAL = ("succeeded", "failed", "stopped")
 # Keys of the job YAML that `dtrain submit` has as flags, and those below others with their flag.
 _FLAG_KEYS = ("name", "workdir", "setup", "nnodes", "nproc_per_node", "max_restarts", "spares", "storage_path",
-              "on_head_lost", "launcher", "cpu_bind", "stop_grace_s", "timeout_s", "queue_timeout_s", "priority")
+              "on_head_lost", "launcher", "cpu_bind", "stop_grace_s", "timeout_s", "queue_timeout_s",
+              "hang_timeout_s", "on_hang", "log_limit", "priority")
 _GROUPS = {"resources": {"CPU": "cpus", "GPU": "gpus", "memory": "memory"},
            "checkpoint": {name: name for name in ("num_to_keep", "score_attribute", "score_order")}}
+_MAPPINGS = ("env", "label_selector")  # --env NAME=VALUE for each entry
 _FLAGS = {"after": "--after", "resume": "--resume", "from_checkpoint": "--from-checkpoint"}
 
 
@@ -109,17 +111,17 @@ def job(name=None, cluster=None):
 def up(cluster=None):
     """Brings a cluster up: a cluster YAML's path, or the name of a known one; nothing: the current
     one, or with none this machine. Returns what `dtrain up --json` says."""
-    is_file = cluster is not None and os.path.isfile(cluster)
-    return _command.run(["up", "--json", *([os.fspath(cluster)] if is_file else _of(cluster))])
+    return _command.run(["up", "--json", *_chosen(cluster)])
 
 
 def down(cluster=None, yes=False):
-    """Takes it down. Where jobs run or checkpoints would be lost that is an error, unless yes=True."""
-    return _command.run(["down", "--json", *_of(cluster), *(["-y"] if yes else [])])
+    """Takes it down, by its YAML's path or its name. Where jobs run or checkpoints would be lost that is
+    an error, unless yes=True."""
+    return _command.run(["down", "--json", *_chosen(cluster), *(["-y"] if yes else [])])
 
 
 def status(cluster=None):
-    return _command.run(["status", "--json", *_of(cluster)])
+    return _command.run(["status", "--json", *_chosen(cluster)])
 
 
 class Job:
@@ -292,6 +294,11 @@ def _end(child):
         child.stdout.close()
 
 
+def _chosen(cluster):
+    """A file is a cluster YAML, which stands in -c's place."""
+    return [os.fspath(cluster)] if cluster is not None and os.path.isfile(cluster) else _of(cluster)
+
+
 def _of(cluster):
     return ["-c", os.fspath(cluster)] if cluster is not None else []
 
@@ -308,10 +315,12 @@ def _flags(spec):
             for name, one in value.items():
                 if name in _GROUPS[key]:
                     flat[_GROUPS[key][name]] = one
+                elif key == "resources":  # a name of the cluster's own
+                    flat.setdefault("resource", []).append(f"{name}={one}")
                 else:
                     unknown.append(f"{key}: {name}")
-        elif key == "env":
-            flat["env"] = [f"{name}={text}" for name, text in value.items()]
+        elif key in _MAPPINGS:
+            flat[key] = [f"{name}={text}" for name, text in value.items()]
         elif key == "secrets":
             files = value if isinstance(value, dict) else dict.fromkeys(value)
             flat["secret"] = [name + (f"={how['file']}" if how else "") for name, how in files.items()]
@@ -321,8 +330,8 @@ def _flags(spec):
             unknown.append(key)
     if unknown:
         raise DtrainError(f"submit(resume=…): {', '.join(unknown)}: cannot be changed in a job that goes on",
-                          code="usage", hint="what can: command, env, secrets, resources, checkpoint, "
-                          + ", ".join(_FLAG_KEYS))
+                          code="usage", hint="what can: command, secrets, "
+                          + ", ".join((*_MAPPINGS, *_GROUPS, *_FLAG_KEYS)))
     return [f"--{key.replace('_', '-')}={one}" for key, value in flat.items()
             for one in (value if isinstance(value, list) else [value])]
 

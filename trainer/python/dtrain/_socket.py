@@ -17,7 +17,6 @@ LONGEST_LINE = 65536  # with its newline
 SEND_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 5.0
 PROGRESS_INTERVAL_S = 0.2
-COMMIT_TIMEOUT_S = 30 * 60.0
 
 
 def warn(message):
@@ -68,7 +67,8 @@ class Reporter:
         self.send_quietly(report)
 
     def checkpoint(self, report):
-        """Waits until the checkpoint is committed and returns its final path."""
+        """Waits until the checkpoint is committed and returns its final path. Without a limit while the
+        connection stands: the head may be away, or have no room."""
         line = line_of({**report, "ack": True})
         # A connection of its own: other threads' reports go on while this one waits.
         answers = None
@@ -77,7 +77,7 @@ class Reporter:
                 raise DtrainError(f"a report of {len(line)} bytes is too long")
             answers = self._connect()
             answers.sendall(line)
-            answers.settimeout(COMMIT_TIMEOUT_S)
+            answers.settimeout(None)
             with answers.makefile("rb") as stream:
                 answer = stream.readline(LONGEST_LINE)
             if not answer.endswith(b"\n"):
@@ -91,8 +91,7 @@ class Reporter:
             reason = answer.get("error") if isinstance(answer, dict) else None
             raise DtrainError(reason or "an answer that is not understood")
         except (OSError, DtrainError) as error:
-            what = "no answer in time" if isinstance(error, socket.timeout) else error
-            raise DtrainError(f"checkpoint of step {report['step']} was not committed: {what}") from None
+            raise DtrainError(f"checkpoint of step {report['step']} was not committed: {error}") from None
         finally:
             if answers is not None:
                 answers.close()
