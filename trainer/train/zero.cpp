@@ -61,7 +61,9 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
   if (stage == ZeroStage::gradients && !shards_ && context.world_size() > 1) {
     throw Error(
         "zero2: gradients can be sharded with DDP only, and not with find_unused_parameters, "
-        "static_graph or a gradient_type; zero1 shares out the optimizer's state alone");
+        "static_graph or a gradient_type, nor without gradient_as_bucket_view; zero1 shares out "
+        "the "
+        "optimizer's state alone");
   }
 }
 

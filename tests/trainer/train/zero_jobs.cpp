@@ -318,6 +318,22 @@ int zero_refuses(Context& context, const std::filesystem::path& /*folder*/) {
   require(!make_zero(adam(searching), context, searching, Way::zero1)->gradients_are_sharded(),
           "zero1 takes them whole");
 
+  options = kBuckets;
+  options.gradient_as_bucket_view = false;
+  Ddp viewless(make_small_model(1), context, options);
+  require(contains(message_of([&] { make_zero(adam(viewless), context, viewless, Way::zero2); }),
+                   "gradient_as_bucket_view"),
+          "zero2 needs gradients that live in the buckets");
+  {
+    const auto zero = make_zero(adam(viewless), context, viewless, Way::zero1);
+    require(zero->gradients_are_sharded(), "zero1 does not");
+    for (int step = 0; step < 2; ++step) {
+      backward(viewless, make_examples(step));
+      zero->step();
+      zero->zero_grad();
+    }
+  }
+
   Ddp ddp(make_small_model(1), context, kBuckets);
   const auto zero = make_zero(adam(ddp), context, ddp, Way::zero1);
   {
