@@ -7,6 +7,7 @@
 #include <fstream>
 #include <optional>
 #include <stdexcept>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "tests/trainer/support/require.hpp"
@@ -16,6 +17,7 @@
 #include "trainer/train/activation_checkpoint.hpp"
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/gradients.hpp"
+#include "trainer/train/preemption.hpp"
 #include "trainer/train/session.hpp"
 #include "trainer/train/zero.hpp"
 
@@ -258,6 +260,39 @@ int zero_join(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// With a communication thread, while it still has calls that nobody has waited for: what ranks
+// agree on at each step, and a sum of the program's own.
+int zero_beside(Context& context, const std::filesystem::path& /*folder*/) {
+  require(context.transport() == Transport::shared_memory, "shared memory");
+  const double ranks = context.world_size();
+  for (const Way way : {Way::whole_gradients, Way::zero1, Way::zero2}) {
+    Ddp shared(make_small_model(1, kCut), context, kBuckets);
+    Ddp whole(make_small_model(1, kCut), context, kBuckets);
+    const auto zero = make_zero(optimizers().at("adamw")(shared.module()), context, shared, way);
+    const auto plain = optimizers().at("adamw")(whole.module());
+    Preemption preemption(context);
+    for (int step = 0; step < 5; ++step) {
+      require(!preemption.agreed(), "nobody is told to go");
+      std::vector<at::Tensor> sum{at::ones({1 << 22})};
+      const auto before_backward = context.process_group()->allreduce(sum);
+      backward(shared, share_of(context, make_examples(step)));
+      std::vector<at::Tensor> other{at::ones({1 << 22})};
+      const auto before_step = context.process_group()->allreduce(other);
+      zero->step();
+      zero->zero_grad();
+      before_backward->wait();
+      before_step->wait();
+      require(sum[0].eq(ranks).all().item<bool>() && other[0].eq(ranks).all().item<bool>(),
+              "sums beside it");
+      backward(whole, share_of(context, make_examples(step)));
+      plain->step();
+      plain->zero_grad();
+      require_equal(shared.module(), whole.module(), "beside other calls");
+    }
+  }
+  return 0;
+}
+
 // Saved by all ranks, shared out; then loaded with and without it.
 int zero_checkpoint(Context& context, const std::filesystem::path& folder) {
   const char* const stage = std::getenv("TEST_ZERO");
@@ -433,6 +468,7 @@ const std::map<std::string, Job>& zero_jobs() {
   static const std::map<std::string, Job> jobs{{"zero_equal", zero_equal},
                                                {"zero_accumulates", zero_accumulates},
                                                {"zero_join", zero_join},
+                                               {"zero_beside", zero_beside},
                                                {"zero_checkpoint", zero_checkpoint},
                                                {"zero_refuses", zero_refuses},
                                                {"zero2_memory", zero2_memory},
