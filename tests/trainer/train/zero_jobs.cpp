@@ -1,5 +1,6 @@
 // Ranks that share an optimizer's state and gradients; and activations that are computed again.
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -293,6 +294,68 @@ int zero_beside(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// A parameter without elements.
+class WithEmpty : public torch::nn::Module {
+ public:
+  WithEmpty()
+      : layer_(register_module("layer", torch::nn::Linear(8, 3))),
+        empty_(register_parameter("empty", at::zeros({0}))) {}
+  at::Tensor forward(const at::Tensor& x) { return layer_->forward(x) + empty_.sum(); }
+
+ private:
+  torch::nn::Linear layer_;
+  at::Tensor empty_;
+};
+
+// It has a state too, its counter at least: with one rank, once.
+int zero_empty(Context& context, const std::filesystem::path& /*folder*/) {
+  for (const Way way : {Way::whole_gradients, Way::zero1, Way::zero2}) {
+    for (const char* const its : {"adam", "sgd", "whole sgd"}) {
+      const std::string name = std::string(its) + " " + std::to_string(static_cast<int>(way));
+      at::manual_seed(5);
+      Ddp shared(std::make_shared<WithEmpty>(), context, kBuckets);
+      at::manual_seed(5);
+      Ddp whole(std::make_shared<WithEmpty>(), context, kBuckets);
+      const auto zero = make_zero(optimizers().at(its)(shared.module()), context, shared, way);
+      const auto plain = optimizers().at(its)(whole.module());
+      const auto train = [&](int step) {
+        for (auto* ddp : {&shared, &whole}) {
+          const Examples mine = share_of(context, make_examples(step));
+          at::cross_entropy_loss((*ddp)(mine.inputs), mine.labels).backward();
+        }
+        require(std::abs(zero->gradient_norm() / plain->gradient_norm() - 1) < 1e-5,
+                name + ": the same norm");
+        zero->step();
+        plain->step();
+        zero->zero_grad();
+        plain->zero_grad();
+      };
+      const auto require_equal_states = [&] {
+        const std::map<std::string, at::Tensor> all = plain->state();
+        require(all.contains("empty/step"), name + ": it has a state");
+        double states = 0;
+        for (const auto& [key, tensor] : zero->state()) {
+          require(tensor.allclose(all.at(key), 1e-5, 1e-6), name + ": state " + key);
+          ++states;
+        }
+        require(context.all_reduce_sum(states) == static_cast<double>(all.size()),
+                name + ": every state once");
+      };
+      train(0);
+      train(1);
+      require_equal_states();
+      zero->load_state(plain->state());
+      train(2);
+      require_equal_states();
+      const auto expected = whole.module().named_parameters();
+      for (const auto& item : shared.module().named_parameters()) {
+        require(item.value().allclose(expected[item.key()], 1e-5, 1e-6), name + ": " + item.key());
+      }
+    }
+  }
+  return 0;
+}
+
 // Saved by all ranks, shared out; then loaded with and without it.
 int zero_checkpoint(Context& context, const std::filesystem::path& folder) {
   const char* const stage = std::getenv("TEST_ZERO");
@@ -469,6 +532,7 @@ const std::map<std::string, Job>& zero_jobs() {
                                                {"zero_accumulates", zero_accumulates},
                                                {"zero_join", zero_join},
                                                {"zero_beside", zero_beside},
+                                               {"zero_empty", zero_empty},
                                                {"zero_checkpoint", zero_checkpoint},
                                                {"zero_refuses", zero_refuses},
                                                {"zero2_memory", zero2_memory},

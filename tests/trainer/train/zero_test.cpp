@@ -35,6 +35,10 @@ TEST_CASE("ZeRO's calls are in line with those of a communication thread") {
   holds("zero_beside", 3, folder.path(), beside);
 }
 
+TEST_CASE("ZeRO trains a model with a parameter without elements") {
+  holds("zero_empty", 3, {"shared_memory", "gloo"});
+}
+
 TEST_CASE("ZeRO refuses what cannot be right") {
   holds("zero_refuses", 2, {"shared_memory"});
 }
