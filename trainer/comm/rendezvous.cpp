@@ -24,6 +24,9 @@ constexpr std::uint32_t kMagic = 0x64747231;  // with the layout of what is shar
 constexpr std::chrono::milliseconds kLook{20};
 // The messages of a socket of packets, each sent and received whole.
 constexpr std::size_t kLongest = 1024;
+// What rank 0 hands over. Another text in its place says why there is no group.
+constexpr const char* kControl = "control";
+constexpr const char* kHeap = "heap";
 
 using Token = std::array<unsigned char, 16>;
 
@@ -80,7 +83,8 @@ struct Message {
   std::vector<FileDescriptor> fds;
 };
 
-void send_message(int socket, const std::string& text, const std::vector<int>& fds = {}) {
+// 0, or the errno with which it was not sent.
+int try_send(int socket, const std::string& text, const std::vector<int>& fds) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)] = {};
   iovec part{const_cast<char*>(text.data()), text.size()};
   msghdr header{};
@@ -95,8 +99,12 @@ void send_message(int socket, const std::string& text, const std::vector<int>& f
     item->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
     std::memcpy(CMSG_DATA(item), fds.data(), sizeof(int) * fds.size());
   }
-  if (::sendmsg(socket, &header, MSG_NOSIGNAL) < 0) {
-    throw errno_error("cannot send to a rank of this host", errno);
+  return ::sendmsg(socket, &header, MSG_NOSIGNAL) < 0 ? errno : 0;
+}
+
+void send_message(int socket, const std::string& text, const std::vector<int>& fds = {}) {
+  if (const int error = try_send(socket, text, fds); error != 0) {
+    throw errno_error("cannot send to a rank of this host", error);
   }
 }
 
@@ -218,6 +226,8 @@ class Host {
  private:
   std::string obstacle();
   void admit(int listener, const Token& token);
+  void bring_own(Meeting& meeting, const FileDescriptor& control);
+  std::string serve(std::size_t to, const FileDescriptor& control);
   std::string share(Meeting& meeting, const FileDescriptor& control);
 
   const KeyValue& store_;
@@ -275,27 +285,45 @@ void Host::admit(int listener, const Token& token) {
   }
 }
 
-// Hands everything to everybody, and returns what any of them, or rank 0 itself, could not take.
-std::string Host::share(Meeting& meeting, const FileDescriptor& control) {
-  for (std::size_t to = 1; to < sockets_.size(); ++to) {
-    send_message(sockets_[to].get(), "control", {control.get()});
-    for (std::size_t of = 0; of < belongings_.size(); ++of) {
-      if (of != to) send_message(sockets_[to].get(), "heap", numbers_of(belongings_[of]));
-    }
+void Host::bring_own(Meeting& meeting, const FileDescriptor& control) {
+  belongings_[0].heap = FileDescriptor(::dup(SharedHeap::of_process()->fd()));
+  if (!belongings_[0].heap.valid()) throw errno_error("cannot hand out its heap", errno);
+  belongings_[0].pidfd = own_pidfd();
+  meeting.control = Mapping(control.get(), control_size_);
+  for (std::size_t rank = 1; rank < sockets_.size(); ++rank) {
+    meeting.peers[rank].heap = map_heap(belongings_[rank].heap);
   }
+}
+
+// Hands everything to one rank, and returns why it was not handed over or could not be taken.
+std::string Host::serve(std::size_t to, const FileDescriptor& control) {
+  const int socket = sockets_[to].get();
+  int error = try_send(socket, kControl, {control.get()});
+  for (std::size_t of = 0; of < belongings_.size() && error == 0; ++of) {
+    if (of != to) error = try_send(socket, kHeap, numbers_of(belongings_[of]));
+  }
+  if (error != 0) {
+    const Error failed = errno_error("cannot hand memory to rank " + std::to_string(to), error);
+    if (error == EPIPE || error == ECONNRESET) throw failed;  // it has ended
+    return why(failed, 0);
+  }
+  const Message answer = receive_message(socket, deadline_, static_cast<int>(to));
+  return answer.text == "ok" ? "" : answer.text;
+}
+
+// Hands everything to everybody, and returns what any of them, or rank 0 itself, could not take,
+// of which all are told. One rank has taken everything before it is the next one's turn: a user
+// may have no more descriptors on their way than one process may have open.
+std::string Host::share(Meeting& meeting, const FileDescriptor& control) {
   std::string problem;
   meeting.peers.resize(sockets_.size());
   try {
-    meeting.control = Mapping(control.get(), control_size_);
-    for (std::size_t rank = 1; rank < sockets_.size(); ++rank) {
-      meeting.peers[rank].heap = map_heap(belongings_[rank].heap);
-    }
+    bring_own(meeting, control);
   } catch (const Error& error) {
     problem = why(error, 0);
   }
-  for (std::size_t rank = 1; rank < sockets_.size(); ++rank) {
-    const Message answer = receive_message(sockets_[rank].get(), deadline_, static_cast<int>(rank));
-    if (answer.text != "ok" && problem.empty()) problem = answer.text;
+  for (std::size_t to = 1; to < sockets_.size() && problem.empty(); ++to) {
+    problem = serve(to, control);
   }
   for (std::size_t rank = 1; rank < sockets_.size(); ++rank) {
     send_message(sockets_[rank].get(), problem.empty() ? "go" : problem.substr(0, kLongest));
@@ -341,8 +369,6 @@ Meeting Host::run() {
     meeting.problem = refused;
     return meeting;
   }
-  belongings_[0].heap = FileDescriptor(::dup(SharedHeap::of_process()->fd()));
-  belongings_[0].pidfd = own_pidfd();
   meeting.problem = share(meeting, control);
   return meeting;
 }
@@ -380,6 +406,10 @@ Meeting visit(const KeyValue& store, int rank, int size, std::size_t control_siz
   std::string problem = "ok";
   meeting.peers.resize(static_cast<std::size_t>(size));
   const Message control = receive_message(socket.get(), deadline, 0);
+  if (control.text != kControl) {
+    meeting.problem = control.text;
+    return meeting;
+  }
   try {
     if (control.fds.size() != 1) throw Error("rank 0 sent no memory");
     meeting.control = Mapping(control.fds[0].get(), control_size);
@@ -389,6 +419,10 @@ Meeting visit(const KeyValue& store, int rank, int size, std::size_t control_siz
   for (int of = 0; of < size; ++of) {
     if (of == rank) continue;
     Message message = receive_message(socket.get(), deadline, 0);
+    if (message.text != kHeap) {
+      meeting.problem = message.text;
+      return meeting;
+    }
     Peer& peer = meeting.peers[static_cast<std::size_t>(of)];
     try {
       Belongings belongings = take(std::move(message), "rank 0");

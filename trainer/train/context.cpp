@@ -89,6 +89,7 @@ struct Context::State {
   std::shared_ptr<Calls> calls;                    // over Gloo and NCCL; null: there are none
   std::shared_ptr<std::weak_ptr<Watch>> explains;  // set before the first call
   std::shared_ptr<Watch> watch;
+  bool communication_thread = false;  // through which all calls to `shared` go
   std::string no_shared_memory;
   std::uint64_t notes = 0;
   int exceptions_at_birth = std::uncaught_exceptions();
@@ -131,6 +132,7 @@ void Context::State::connect_cpu(const Options& options) {
                                   env.rank, env.world_size, shared_options);
     if (made.backend) {
       shared = std::move(made.group);
+      communication_thread = options.communication_thread;
       group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, made.backend);
       group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
       return;
@@ -182,7 +184,7 @@ void Context::State::begin_watch(const Options& options) {
   // What a GPU waits for is not seen from here, and what a thread of its own does beside the
   // training is no time of the training's.
   const bool tells = device.is_cpu();
-  if (shared && options.communication_thread) {
+  if (shared && communication_thread) {
     joined.collective_time = [] { return std::optional<CollectiveTime>(); };
   } else if (shared) {
     joined.collective_time = [its = shared, tells] {
@@ -321,7 +323,7 @@ c10d::ProcessGroup* Context::process_group() const {
 }
 
 comm::SharedGroup* Context::shared_group() const {
-  return state_->shared.get();
+  return state_->communication_thread ? nullptr : state_->shared.get();
 }
 
 void Context::barrier() {

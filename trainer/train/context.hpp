@@ -109,7 +109,8 @@ class Context {
 
   // Null when there is one rank. For what c10d itself wants (trainer/train/ddp.cpp).
   c10d::ProcessGroup* process_group() const;
-  // What is beneath it for CPU tensors; null where that is not shared memory.
+  // What is beneath it for CPU tensors; null where that is not shared memory, and where a
+  // communication thread calls it: then the order of its calls is the process group's.
   comm::SharedGroup* shared_group() const;
 
  private:

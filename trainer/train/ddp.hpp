@@ -141,7 +141,8 @@ class DistributedDataParallel {
 
   // From the next step on each rank gets the averages of its own part only (ZeroOptimizer calls
   // this). False, and nothing changes, where all gradients must be on all ranks: with
-  // find_unused_parameters, static_graph, a gradient_type, or one rank.
+  // find_unused_parameters, static_graph, a gradient_type, or one rank; and for shards that free
+  // buckets without gradient_as_bucket_view.
   bool shard_gradients(std::shared_ptr<GradientShards> shards);
   // Bytes of buckets that held memory at one time, at most, where shards free them; else of all.
   std::int64_t peak_bucket_bytes() const;

@@ -76,6 +76,8 @@ bool DistributedDataParallel::State::shard(const std::shared_ptr<State>& self,
       options.gradient_type != GradientType::as_it_is) {
     return false;
   }
+  // Without views the reducer copies out of the buckets at the end of the backward.
+  if (shards->frees_buckets() && !options.gradient_as_bucket_view) return false;
   if (arguments.sharding.shards) {
     throw Error("DDP: the gradients of this model are sharded already, by another optimizer");
   }

@@ -52,6 +52,10 @@ bool ShardPlan::is_cut(std::size_t parameter, std::int64_t elements) const {
   return pieces[parameter][static_cast<std::size_t>(first[parameter])].length != elements;
 }
 
+bool ShardPlan::has(std::size_t parameter, std::size_t rank) const {
+  return pieces[parameter][rank].length > 0 || first[parameter] == static_cast<int>(rank);
+}
+
 GradientShards::GradientShards(std::vector<NamedParameter> parameters, ShardPlan plan,
                                std::vector<at::Tensor> own, Context& context, bool frees_buckets)
     : plan_(std::move(plan)), context_(context), frees_buckets_(frees_buckets) {
@@ -151,7 +155,7 @@ void GradientShards::reduce_by_group(at::Tensor& bucket, const std::vector<at::T
     if (const auto found = index_.find(parameter.unsafeGetTensorImpl()); found != index_.end()) {
       for (std::size_t r = 0; r < parts.size(); ++r) {
         const ElementRange& piece = plan_.pieces[found->second][r];
-        if (piece.length > 0) {
+        if (plan_.has(found->second, r)) {
           parts[r].push_back(bucket.narrow(0, offset + piece.begin, piece.length));
         }
       }

@@ -20,12 +20,14 @@ namespace dtrain::train {
 // blocks of kNormBlock elements: an update has the same bits for a piece as for the whole, since
 // no border is inside of a vector register, and so has a norm.
 struct ShardPlan {
-  // pieces[parameter][rank]; length 0: that rank has nothing of it.
+  // pieces[parameter][rank]; length 0: that rank has no element of it.
   std::vector<std::vector<ElementRange>> pieces;
   std::vector<int> first;  // who has the parameter's first piece
 
   ShardPlan(const std::vector<NamedParameter>& parameters, int ranks, bool cuts);
   bool is_cut(std::size_t parameter, std::int64_t elements) const;
+  // Whether the rank has something of it. A parameter without elements is its first rank's.
+  bool has(std::size_t parameter, std::size_t rank) const;
 };
 
 // The gradients of a model of which each rank keeps its own part (ZeRO), between

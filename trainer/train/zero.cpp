@@ -45,8 +45,8 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
   }
   const auto rank = static_cast<std::size_t>(context.rank());
   inside_->keep_only([&](const std::string& name) -> std::optional<ElementRange> {
-    const ElementRange& mine = plan_.pieces[index.at(name)][rank];
-    return mine.length == 0 ? std::nullopt : std::optional(mine);
+    const std::size_t i = index.at(name);
+    return plan_.has(i, rank) ? std::optional(plan_.pieces[i][rank]) : std::nullopt;
   });
   trim_tensor_cache();  // the whole state is gone
   own_.resize(parameters_.size());
@@ -61,7 +61,9 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
   if (stage == ZeroStage::gradients && !shards_ && context.world_size() > 1) {
     throw Error(
         "zero2: gradients can be sharded with DDP only, and not with find_unused_parameters, "
-        "static_graph or a gradient_type; zero1 shares out the optimizer's state alone");
+        "static_graph or a gradient_type, nor without gradient_as_bucket_view; zero1 shares out "
+        "the "
+        "optimizer's state alone");
   }
 }
 
@@ -229,8 +231,8 @@ void ZeroOptimizer::load_state(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [key, its] : states_) {
     const auto found = state.find(key);
     if (found == state.end()) throw Error("optimizer state: '" + key + "' is missing");
+    if (!plan_.has(its.parameter, rank)) continue;
     const ElementRange& piece = plan_.pieces[its.parameter][rank];
-    if (piece.length == 0) continue;
     const at::Tensor& parameter = parameters_[its.parameter].tensor;
     if (!its.like_parameter || piece.length == parameter.numel()) {
       mine.emplace(key, found->second);

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -64,6 +66,48 @@ void succeed(const std::vector<test::Ended>& ranks) {
   for (const test::Ended& rank : ranks) {
     CHECK(rank.error == "");
     CHECK(rank.code == 0);
+  }
+}
+
+// This process with fewer descriptors, and as a user who may not have more of them on their way.
+void limit_files(rlim_t files) {
+  const rlimit few{files, files};
+  require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "a limit");
+  constexpr unsigned kNobody = 65534;
+  if (::geteuid() != 0) return;
+  require(::setgid(kNobody) == 0 && ::setuid(kNobody) == 0, "another user");
+}
+
+// Descriptors that nobody receives.
+void send_many(int socket, std::size_t count) {
+  const std::vector<int> fds(count, socket);
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * count));
+  char byte = 0;
+  iovec part{&byte, 1};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  cmsghdr* const item = CMSG_FIRSTHDR(&header);
+  item->cmsg_level = SOL_SOCKET;
+  item->cmsg_type = SCM_RIGHTS;
+  item->cmsg_len = CMSG_LEN(sizeof(int) * count);
+  std::memcpy(CMSG_DATA(item), fds.data(), sizeof(int) * count);
+  require(::sendmsg(socket, &header, 0) == 1, "descriptors on their way");
+}
+
+// Or gone.
+void wait_until_asleep(const std::string& pid) {
+  for (char state = 'R'; state == 'R' || state == 'D';) {
+    ::usleep(1000);
+    std::string stat;
+    try {
+      stat = read_text("/proc/" + pid + "/stat", 4096);
+    } catch (const Error&) {
+      return;
+    }
+    state = stat.at(stat.rfind(')') + 2);
   }
 }
 
@@ -380,6 +424,43 @@ TEST_CASE("ranks that cannot share memory all learn the same reason") {
     std::string problem;
     require(SharedGroup::join(keys, rank.rank, rank.size, {}, &problem) == nullptr, "a group");
     require(contains(problem, "rank 2: cannot reach rank 0's unix socket"), problem);
+  }));
+}
+
+TEST_CASE("ranks that take what they are handed late are no problem") {
+  succeed(fork_ranks(8, [](const Rank& rank) {
+    limit_files(64);
+    KeyValue keys = rank.table.keys("g/");
+    const KeyValue real = keys;
+    if (rank.rank == 0) keys.set("pid", std::to_string(::getpid()));
+    keys.get = [&](const std::string& key) {
+      const std::string text = real.get(key);
+      // Rank 0 has sent all that it sends without waiting for somebody.
+      if (rank.rank != 0 && key == "all") wait_until_asleep(real.get("pid"));
+      return text;
+    };
+    std::string problem;
+    const auto group = SharedGroup::join(keys, rank.rank, rank.size, {}, &problem);
+    require(group != nullptr, problem);
+    group->barrier();
+  }));
+}
+
+TEST_CASE("what rank 0 cannot hand over is said to all ranks") {
+  succeed(fork_ranks(4, [](const Rank& rank) {
+    limit_files(64);
+    int ends[2];
+    require(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "a pair of sockets");
+    KeyValue keys = rank.table.keys("g/");
+    const KeyValue real = keys;
+    keys.set = [&](const std::string& key, const std::string& text) {
+      if (key == "all") send_many(ends[0], 70);  // more than the kernel lets be on their way
+      real.set(key, text);
+    };
+    std::string problem;
+    require(SharedGroup::join(keys, rank.rank, rank.size, {}, &problem) == nullptr, "a group");
+    require(contains(problem, "rank 0: cannot hand memory to rank 1: Too many references"),
+            problem);
   }));
 }
 

@@ -317,6 +317,81 @@ class Storage(Case):
         path, _ = self.answer(self.keep('print(json.dumps(str(dtrain.report({}, 1, whole(1, "a")))))'))
         self.assertFalse((Path(path) / "shard-00000-of-00001" / "old").exists())
 
+    FULL = """
+import errno, shutil
+from dtrain import _checkpoints
+written, full = _checkpoints._write, set()
+def write(path, document):
+    if path.name in full:
+        path.with_name(path.name + ".part").write_text("{")
+        raise OSError(errno.ENOSPC, "no room")
+    written(path, document)
+_checkpoints._write = write
+def refused(call, *arguments, **more):
+    try:
+        call(*arguments, **more)
+    except (dtrain.DtrainError, OSError) as error:
+        return str(error)
+def there(made):
+    return sorted(str(p.relative_to(made)) for p in made.rglob("*") if p.is_file())
+"""
+
+    def test_a_folder_that_is_not_committed_stays_the_programs(self):
+        for full in "shard.json", "manifest.json":
+            for how in "moved", "copied", "other file system", "other file system, full":
+                with self.subTest(full=full, how=how):
+                    got, _ = self.answer(self.keep(self.FULL + f"""
+how = {how!r}
+if how.startswith("other"):
+    renamed = os.rename
+    def rename(a, b):
+        if (folder / "store" in Path(a).parents) != (folder / "store" in Path(b).parents):
+            raise OSError(errno.EXDEV, "another file system")
+        renamed(a, b)
+    _checkpoints.os.rename = rename
+if how.endswith("full"):
+    def copytree(source, target):
+        Path(target).mkdir()
+        (Path(target) / "w.txt").write_text("")
+        raise OSError(errno.ENOSPC, "no room")
+    copied, shutil.copytree = shutil.copytree, copytree
+made = whole(1, "abc")
+full.add({full!r})
+said = refused(dtrain.checkpoint, made, 1, keep=how == "copied")
+left = [(made / "w.txt").read_text(), there(made), os.listdir(folder / "store" / "checkpoints" / ".tmp")]
+full.clear()
+if how.endswith("full"): shutil.copytree = copied
+path = dtrain.checkpoint(made, 1, keep=how == "copied")
+shard = path / "shard-00000-of-00001"
+print(json.dumps([said, left, path.name, (shard / "w.txt").read_text(), there(shard), made.exists()]))"""))
+                    said, left, name, text, files, exists = got
+                    self.assertIn("was not committed: [Errno 28] no room", said)
+                    self.assertEqual(left, ["abc", ["sub/empty", "w.txt"], []])
+                    self.assertEqual((name, text), ("checkpoint_000000", "abc"))
+                    self.assertEqual(files, ["shard.json", "sub/empty", "w.txt"])
+                    self.assertEqual(exists, how == "copied")
+                self.doCleanups()
+                self.setUp()
+
+    def test_a_folder_that_cannot_be_given_back_is_named_and_outlives_the_next_one(self):
+        got, done = self.answer(WHOLE + self.FULL + """
+renamed = os.rename
+def rename(a, b):
+    if Path(b) == folder / "made-1":
+        raise PermissionError(errno.EACCES, "refused")
+    renamed(a, b)
+_checkpoints.os.rename = rename
+full.add("manifest.json")
+said = refused(dtrain.checkpoint, whole(1, "a"), 1)
+full.clear()
+dtrain.checkpoint(whole(2, "b"), 2)
+left = folder / "store" / "checkpoints" / ".tmp" / "attempt-1-step-1" / "shard-00000-of-00001"
+print(json.dumps([said, there(left), str(left)]))""", DTRAIN_STORAGE_PATH=self.folder / "store")
+        said, files, left = got
+        self.assertIn("was not committed: [Errno 28] no room", said)
+        self.assertEqual(files, ["sub/empty", "w.txt"])
+        self.assertIn(f"made-1 was not committed, and is {left} now: ", done.stderr)
+
     def test_links_and_shards_are_refused(self):
         self.assertIn("regular files only", self.fails(self.keep(
             'm = whole(1, "a"); os.symlink("/etc/passwd", m / "l"); dtrain.checkpoint(m, 1)')))

@@ -300,6 +300,7 @@ int run_job(const std::string& name, const std::filesystem::path& folder) {
     if (const char* limit = std::getenv("TEST_TIMEOUT_MS")) {
       options.timeout = std::chrono::milliseconds(std::atoi(limit));
     }
+    options.communication_thread = std::getenv("TEST_COMMUNICATION_THREAD") != nullptr;
     Environment environment = read_environment();
     if (std::getenv("TEST_GPU") != nullptr)
       environment.gpus_per_task = 1;  // as srun deals them out

@@ -1,5 +1,6 @@
 // Ranks that share an optimizer's state and gradients; and activations that are computed again.
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -7,6 +8,7 @@
 #include <fstream>
 #include <optional>
 #include <stdexcept>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "tests/trainer/support/require.hpp"
@@ -16,6 +18,7 @@
 #include "trainer/train/activation_checkpoint.hpp"
 #include "trainer/train/ddp.hpp"
 #include "trainer/train/gradients.hpp"
+#include "trainer/train/preemption.hpp"
 #include "trainer/train/session.hpp"
 #include "trainer/train/zero.hpp"
 
@@ -258,6 +261,101 @@ int zero_join(Context& context, const std::filesystem::path& /*folder*/) {
   return 0;
 }
 
+// With a communication thread, while it still has calls that nobody has waited for: what ranks
+// agree on at each step, and a sum of the program's own.
+int zero_beside(Context& context, const std::filesystem::path& /*folder*/) {
+  require(context.transport() == Transport::shared_memory, "shared memory");
+  const double ranks = context.world_size();
+  for (const Way way : {Way::whole_gradients, Way::zero1, Way::zero2}) {
+    Ddp shared(make_small_model(1, kCut), context, kBuckets);
+    Ddp whole(make_small_model(1, kCut), context, kBuckets);
+    const auto zero = make_zero(optimizers().at("adamw")(shared.module()), context, shared, way);
+    const auto plain = optimizers().at("adamw")(whole.module());
+    Preemption preemption(context);
+    for (int step = 0; step < 5; ++step) {
+      require(!preemption.agreed(), "nobody is told to go");
+      std::vector<at::Tensor> sum{at::ones({1 << 22})};
+      const auto before_backward = context.process_group()->allreduce(sum);
+      backward(shared, share_of(context, make_examples(step)));
+      std::vector<at::Tensor> other{at::ones({1 << 22})};
+      const auto before_step = context.process_group()->allreduce(other);
+      zero->step();
+      zero->zero_grad();
+      before_backward->wait();
+      before_step->wait();
+      require(sum[0].eq(ranks).all().item<bool>() && other[0].eq(ranks).all().item<bool>(),
+              "sums beside it");
+      backward(whole, share_of(context, make_examples(step)));
+      plain->step();
+      plain->zero_grad();
+      require_equal(shared.module(), whole.module(), "beside other calls");
+    }
+  }
+  return 0;
+}
+
+// A parameter without elements.
+class WithEmpty : public torch::nn::Module {
+ public:
+  WithEmpty()
+      : layer_(register_module("layer", torch::nn::Linear(8, 3))),
+        empty_(register_parameter("empty", at::zeros({0}))) {}
+  at::Tensor forward(const at::Tensor& x) { return layer_->forward(x) + empty_.sum(); }
+
+ private:
+  torch::nn::Linear layer_;
+  at::Tensor empty_;
+};
+
+// It has a state too, its counter at least: with one rank, once.
+int zero_empty(Context& context, const std::filesystem::path& /*folder*/) {
+  for (const Way way : {Way::whole_gradients, Way::zero1, Way::zero2}) {
+    for (const char* const its : {"adam", "sgd", "whole sgd"}) {
+      const std::string name = std::string(its) + " " + std::to_string(static_cast<int>(way));
+      at::manual_seed(5);
+      Ddp shared(std::make_shared<WithEmpty>(), context, kBuckets);
+      at::manual_seed(5);
+      Ddp whole(std::make_shared<WithEmpty>(), context, kBuckets);
+      const auto zero = make_zero(optimizers().at(its)(shared.module()), context, shared, way);
+      const auto plain = optimizers().at(its)(whole.module());
+      const auto train = [&](int step) {
+        for (auto* ddp : {&shared, &whole}) {
+          const Examples mine = share_of(context, make_examples(step));
+          at::cross_entropy_loss((*ddp)(mine.inputs), mine.labels).backward();
+        }
+        require(std::abs(zero->gradient_norm() / plain->gradient_norm() - 1) < 1e-5,
+                name + ": the same norm");
+        zero->step();
+        plain->step();
+        zero->zero_grad();
+        plain->zero_grad();
+      };
+      const auto require_equal_states = [&] {
+        const std::map<std::string, at::Tensor> all = plain->state();
+        require(all.contains("empty/step"), name + ": it has a state");
+        double states = 0;
+        for (const auto& [key, tensor] : zero->state()) {
+          require(tensor.allclose(all.at(key), 1e-5, 1e-6), name + ": state " + key);
+          ++states;
+        }
+        require(context.all_reduce_sum(states) == static_cast<double>(all.size()),
+                name + ": every state once");
+      };
+      train(0);
+      train(1);
+      require_equal_states();
+      zero->load_state(plain->state());
+      train(2);
+      require_equal_states();
+      const auto expected = whole.module().named_parameters();
+      for (const auto& item : shared.module().named_parameters()) {
+        require(item.value().allclose(expected[item.key()], 1e-5, 1e-6), name + ": " + item.key());
+      }
+    }
+  }
+  return 0;
+}
+
 // Saved by all ranks, shared out; then loaded with and without it.
 int zero_checkpoint(Context& context, const std::filesystem::path& folder) {
   const char* const stage = std::getenv("TEST_ZERO");
@@ -317,6 +415,22 @@ int zero_refuses(Context& context, const std::filesystem::path& /*folder*/) {
           "zero2 needs all gradients");
   require(!make_zero(adam(searching), context, searching, Way::zero1)->gradients_are_sharded(),
           "zero1 takes them whole");
+
+  options = kBuckets;
+  options.gradient_as_bucket_view = false;
+  Ddp viewless(make_small_model(1), context, options);
+  require(contains(message_of([&] { make_zero(adam(viewless), context, viewless, Way::zero2); }),
+                   "gradient_as_bucket_view"),
+          "zero2 needs gradients that live in the buckets");
+  {
+    const auto zero = make_zero(adam(viewless), context, viewless, Way::zero1);
+    require(zero->gradients_are_sharded(), "zero1 does not");
+    for (int step = 0; step < 2; ++step) {
+      backward(viewless, make_examples(step));
+      zero->step();
+      zero->zero_grad();
+    }
+  }
 
   Ddp ddp(make_small_model(1), context, kBuckets);
   const auto zero = make_zero(adam(ddp), context, ddp, Way::zero1);
@@ -417,6 +531,8 @@ const std::map<std::string, Job>& zero_jobs() {
   static const std::map<std::string, Job> jobs{{"zero_equal", zero_equal},
                                                {"zero_accumulates", zero_accumulates},
                                                {"zero_join", zero_join},
+                                               {"zero_beside", zero_beside},
+                                               {"zero_empty", zero_empty},
                                                {"zero_checkpoint", zero_checkpoint},
                                                {"zero_refuses", zero_refuses},
                                                {"zero2_memory", zero2_memory},

@@ -28,6 +28,17 @@ TEST_CASE("ZeRO goes on with ranks that have no more batches") {
   holds("zero_join", 3, {"shared_memory", "gloo"});
 }
 
+TEST_CASE("ZeRO's calls are in line with those of a communication thread") {
+  const TemporaryFolder folder;
+  const std::map<std::string, std::string> beside{{"DTRAIN_TRANSPORT", "shared_memory"},
+                                                  {"TEST_COMMUNICATION_THREAD", "1"}};
+  holds("zero_beside", 3, folder.path(), beside);
+}
+
+TEST_CASE("ZeRO trains a model with a parameter without elements") {
+  holds("zero_empty", 3, {"shared_memory", "gloo"});
+}
+
 TEST_CASE("ZeRO refuses what cannot be right") {
   holds("zero_refuses", 2, {"shared_memory"});
 }

@@ -2,6 +2,7 @@
 program, committing them by the same rules."""
 
 import datetime
+import errno
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ from ._command import DtrainError
 from ._socket import warn
 from ._world import world
 
-_storage = None  # what configure() said
+_storage = None  # what configure() said, or the environment
 _found = []  # the checkpoint to resume from, once it was looked for: (folder, manifest) or None
 
 
@@ -45,31 +46,46 @@ class Storage:
         shard = temporary / "shard-00000-of-00001"
         if shard.exists():
             shutil.rmtree(shard)
-        temporary.mkdir(parents=True, exist_ok=True)
-        files = _listed(source)
-        if keep:
-            shutil.copytree(source, shard)
-        else:
-            shutil.move(str(source), str(shard))
-        records = []
-        for path in files:
-            size, digest = _sum(shard / path, sync=True)
-            records.append({"path": path, "size": size, "sha256": digest})
-        for folder, _, _ in os.walk(shard):
-            _sync_folder(folder)
-        _write(shard / "shard.json", {"format": "dtrain-shard", "version": 1, "shard": 0, "shards": 1,
-                                      "step": step, "files": records})
-        number = 1 + max((n for n, _ in _numbered(self.folder, bad=True)), default=-1)
-        _write(temporary / "manifest.json", {
-            "format": "dtrain-checkpoint", "version": 1, "number": number, "job": who.job,
-            "attempt": who.attempt, "step": step, "world_size": who.size, "shards": 1,
-            "created": datetime.datetime.now(datetime.timezone.utc)
-                       .isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "metrics": metrics,
-            "files": [{**r, "path": f"{shard.name}/{r['path']}"} for r in records]})
-        final = self.folder / f"checkpoint_{number:06d}"
-        os.rename(temporary, final)
+        copied = keep
+        try:
+            temporary.mkdir(parents=True, exist_ok=True)
+            files = _listed(source)
+            if not keep:
+                try:
+                    os.rename(source, shard)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    copied = True
+            if copied:
+                shutil.copytree(source, shard)
+            records = []
+            for path in files:
+                size, digest = _sum(shard / path, sync=True)
+                records.append({"path": path, "size": size, "sha256": digest})
+            for folder, _, _ in os.walk(shard):
+                _sync_folder(folder)
+            _write(shard / "shard.json", {"format": "dtrain-shard", "version": 1, "shard": 0, "shards": 1,
+                                          "step": step, "files": records})
+            number = 1 + max((n for n, _ in _numbered(self.folder, bad=True)), default=-1)
+            _write(temporary / "manifest.json", {
+                "format": "dtrain-checkpoint", "version": 1, "number": number, "job": who.job,
+                "attempt": who.attempt, "step": step, "world_size": who.size, "shards": 1,
+                "created": datetime.datetime.now(datetime.timezone.utc)
+                           .isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "metrics": metrics,
+                "files": [{**r, "path": f"{shard.name}/{r['path']}"} for r in records]})
+            final = self.folder / f"checkpoint_{number:06d}"
+            os.rename(temporary, final)
+        except BaseException:
+            _give_back(shard, source)
+            raise
         _sync_folder(self.folder)
+        if copied and not keep:  # from another file system
+            try:
+                shutil.rmtree(source)
+            except OSError as error:
+                warn(f"{source} is committed as {final} and not removed: {error}")
         try:
             self._retain()
         except OSError as error:  # this one is committed all the same
@@ -144,8 +160,9 @@ def resume_step():
 
 def storage():
     """Where this program keeps checkpoints itself, or None."""
+    global _storage
     if _storage is None and os.environ.get("DTRAIN_STORAGE_PATH"):
-        return Storage(os.environ["DTRAIN_STORAGE_PATH"])
+        _storage = Storage(os.environ["DTRAIN_STORAGE_PATH"])
     return _storage
 
 
@@ -211,6 +228,19 @@ def _numbered(folder, bad=False):
         if match and (bad or not match.group(2)) and match.group(1) == f"{int(match.group(1)):06d}":
             found.append((int(match.group(1)), Path(folder) / name))
     return sorted(found, reverse=True)
+
+
+def _give_back(shard, source):
+    """What was not committed is the caller's again, where it was."""
+    try:
+        if os.path.lexists(shard) and not os.path.lexists(source):
+            for made in ("shard.json", "shard.json.part"):
+                (shard / made).unlink(missing_ok=True)
+            os.rename(shard, source)
+    except OSError as error:
+        warn(f"{source} was not committed, and is {shard} now: {error}")
+    else:
+        shutil.rmtree(shard.parent, ignore_errors=True)
 
 
 def _listed(source):
