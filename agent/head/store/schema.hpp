@@ -19,7 +19,7 @@ class Writer {
   ~Writer();
   void write(const Changes& changes);
   std::int64_t count_metrics(const JobId& job);
-  // Drops every second row of each rank, keeping the newest.
+  // Drops rows, as thinning.hpp says.
   void thin_metrics(const JobId& job);
   // All rows of the job are these, and no others. It keeps its place among those that are there.
   void replace_job(const JobId& id, const Changes& rows);
