@@ -108,6 +108,60 @@ TEST_CASE("submit: a head that comes back is told where to go on, and sends noth
   CHECK(has(ran.err, "oh\n"));
 }
 
+TEST_CASE("submit, tune: who breaks the connection before the answer is asked again") {
+  std::mutex mutex;
+  std::vector<json> asked;
+  bool refuses = false;
+  House house;  // it ends first
+  const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
+  const fs::path folder = house.work / "state/dtrain/clusters/c";
+  fs::create_directories(folder);
+  write_file_atomic(folder / "cluster.json", json{{"name", "c"},
+                                                  {"id", "c-abcdef"},
+                                                  {"provider", "ssh"},
+                                                  {"nodes", {machine}},
+                                                  {"head_root", "/x"},
+                                                  {"agent", ""},
+                                                  {"spec", json::object()}}
+                                                 .dump());
+  fs::create_directories(house.work / "w");
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    const std::lock_guard lock(mutex);
+    if (request.method != "POST") return {200, "{}"};
+    asked.push_back(json::parse(request.body));
+    FakeHead::Response answer{200, R"({"job":"job-aaaaaa","search":"job-bbbbbb","name":"job"})"};
+    if (asked.size() == 1) answer.cut = 3;
+    if (refuses && asked.size() > 1) {
+      return {409, R"({"error":{"code":"conflict","message":"going down"}})"};
+    }
+    return answer;
+  });
+  const auto run = [&](std::vector<std::string> words) {
+    for (const char* word : {"-d", "--workdir", "w"}) words.emplace_back(word);
+    words.emplace_back("echo {lr} >x");
+    const Captured ran = house.run(words);
+    const std::lock_guard lock(mutex);
+    REQUIRE(asked.size() == 2);
+    CHECK(asked[0] == asked[1]);
+    CHECK(asked[0]["submission_id"].get<std::string>().size() == 32);
+    asked.clear();
+    return ran;
+  };
+  const Captured submitted = run({"submit"});
+  CHECK(submitted.exit.code == 0);
+  CHECK(submitted.out == "job-aaaaaa\n");
+  CHECK(has(submitted.err, "the head does not answer, it is asked again"));
+  const Captured search =
+      run({"tune", "--param", "lr=uniform:0:1", "--metric", "loss", "--mode", "min"});
+  CHECK(search.exit.code == 0);
+  CHECK(search.out == "job-bbbbbb\n");
+  refuses = true;
+  const Captured refused = run({"submit"});
+  CHECK(refused.exit.code == 1);
+  CHECK(has(refused.err, "going down"));
+  CHECK(!has(refused.err, "queued all the same"));
+}
+
 TEST_CASE("logs: an older head is followed without what setup prints") {
   House house;
   std::vector<std::string> targets;
