@@ -231,6 +231,7 @@ void columns(wire::Is<SearchRecord> auto& r, auto&& f) {
 
 constexpr const char* kOpen = "open";
 constexpr const char* kRestored = "restored";
+constexpr const char* kEvents = "events";
 
 std::string restored_text(const RestoredRow& row) {
   nlohmann::json open = nlohmann::json::array();
@@ -449,12 +450,23 @@ Loaded read_all(Database& database) {
   all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
   all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
   all.searches = read_rows<SearchRow>(db, "SELECT * FROM searches ORDER BY rowid");
-  all.last_event = database.integer("SELECT max(event) FROM events");
+  all.last_event = last_event(database);
   if (const std::string text = meta(database, kRestored); !text.empty()) {
     all.restored = restored_from(text);
     all.last_event = std::max(all.last_event, all.restored->first_event - 1);
   }
   return all;
+}
+
+std::int64_t last_event(Database& database) {
+  const std::int64_t written = database.integer("SELECT max(event) FROM events");
+  Statement told(database.handle(), "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?");
+  return told.query(std::string(kEvents)).step() ? std::max(written, told.integer(0)) : written;
+}
+
+void set_last_event(Database& database, std::int64_t event) {
+  Statement(database.handle(), "INSERT OR REPLACE INTO meta VALUES (?, ?)")
+      .run(std::string(kEvents), std::to_string(event));
 }
 
 std::vector<EventRow> read_events(Database& database, const JobId& job) {

@@ -35,6 +35,10 @@ std::vector<EventRow> read_events(Database& database, const JobId& job);
 std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
 std::vector<SearchRecord> read_search_records(Database& database, const SearchId& search);
 
+// No event after this one has been told to anybody: the newest that is written, or what was set.
+std::int64_t last_event(Database& database);
+void set_last_event(Database& database, std::int64_t event);
+
 // Of the boot in which it was opened, while a head has it open; empty: it was closed in order.
 void set_open(Database& database, const std::string& boot);
 std::string open_since(Database& database);
