@@ -547,6 +547,27 @@ TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
   CHECK(asked.back() == "DELETE /v1/jobs/b-bbbbbb");
 }
 
+TEST_CASE("stop, rm: the head is asked for a job where all are too many for one answer") {
+  House house;
+  house.serve([](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method != "GET") return {200, summary("job-aaaaaa", "stopped").dump()};
+    if (request.target == "/v1/jobs") return {200, std::string((64 << 20) + 1, ' ')};
+    if (request.target == "/v1/jobs?ref=job-aa") {
+      return {200, json{{"jobs", {summary("job-aaaaaa", "running")}}}.dump()};
+    }
+    if (request.target == "/v1/jobs?ref=old") {
+      return {200, json{{"jobs", {summary("old-aaaaaa", "failed")}}}.dump()};
+    }
+    return {200, R"({"jobs":[]})"};
+  });
+  CHECK(house.run({"stop", "job-aa"}).out == "job-aaaaaa stopped\n");
+  const Captured removed = house.run({"rm", "-y", "old", "job-aa"});
+  CHECK(removed.exit.code == 1);
+  CHECK(has(removed.err, "job-aaaaaa is running"));
+  CHECK(house.run({"rm", "-y", "old"}).out == "removed old-aaaaaa\n");
+  CHECK(house.run({"stop", "none"}).exit.code == 2);
+}
+
 TEST_CASE("sync: by default down from the head's node, up to all that have not gone") {
   House house;
   fs::create_directories(house.work / "code");
