@@ -281,6 +281,10 @@ std::map<std::string, std::string> read_secrets(const JobSpec& spec, const Looku
     if (value.find('\0') != std::string::npos) {
       throw Error(ErrorCode::invalid, "the value of secret " + secret.name + " has a NUL in it");
     }
+    if (!is_utf8(value)) {
+      throw Error(ErrorCode::invalid, "the value of secret " + secret.name + " is not UTF-8")
+          .with_hint("give it as base64, and let the program decode it");
+    }
     values[secret.name] = std::move(value);
   }
   if (!missing.empty()) {

@@ -137,10 +137,27 @@ nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jo
   }
 }
 
+KnownJobs::KnownJobs(const wire::ApiClient& client) : client_(client) {
+  try {
+    answer_ = std::make_shared<const nlohmann::json>(client.get("/v1/jobs"));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::exhausted) throw;
+    has_all_ = false;
+  }
+}
+
+const nlohmann::json& KnownJobs::meant_by(const std::string& reference) {
+  if (!has_all_) {
+    answer_ = std::make_shared<const nlohmann::json>(
+        client_.get("/v1/jobs?ref=" + wire::percent_encode(reference)));
+  }
+  return wire::member(*answer_, "jobs");
+}
+
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback) {
-  const nlohmann::json answer = client.get("/v1/jobs");
-  return known_job(client, wire::member(answer, "jobs"), reference, fallback);
+  KnownJobs known(client);
+  return known_job(client, known.meant_by(reference), reference, fallback);
 }
 
 std::string job_target(const std::string& id, const std::string& rest) {

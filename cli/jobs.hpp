@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
@@ -40,7 +41,20 @@ std::string meant_by_name(const nlohmann::json& jobs, const std::string& referen
 // As resolve_job(), of jobs that `client` gave; who takes a search for a job is told so.
 nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
                          const std::string& reference, DefaultJob fallback);
-// The same, asking the head for all.
+// The jobs that a reference may mean, newest first: all that there are, or, where they are too many
+// for one answer, those that the head finds.
+class KnownJobs {
+ public:
+  explicit KnownJobs(const wire::ApiClient& client);
+  // Valid until the next call.
+  const nlohmann::json& meant_by(const std::string& reference);
+
+ private:
+  const wire::ApiClient& client_;
+  bool has_all_ = true;
+  std::shared_ptr<const nlohmann::json> answer_;
+};
+// As known_job(), asking the head.
 nlohmann::json find_job(const wire::ApiClient& client, const std::string& reference,
                         DefaultJob fallback);
 

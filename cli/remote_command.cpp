@@ -241,7 +241,7 @@ RemoteEnd RemoteRun::run() {
   if (!opened) return {128 + left_by_, false};
   wire::ApiStream& stream = *opened;
   one_ = command_.nodes.size() <= 1 && !command_.all;
-  stream.send_text(opening().dump());
+  stream.send_text(wire::dump(opening()));
   std::optional<RawTerminal> raw;
   if (command_.tty && ::isatty(STDIN_FILENO) == 1) raw.emplace();
   stream.watch(signals_.fd());
@@ -290,6 +290,12 @@ RemoteEnd RemoteRun::run() {
 }  // namespace
 
 RemoteEnd run_remote(const Context& context, const RemoteCommand& command) {
+  std::vector<std::string> words = command.command;
+  words.push_back(command.workdir);
+  for (const std::string& word : words) {
+    if (is_utf8(word)) continue;
+    throw Error(ErrorCode::invalid, "the word " + printable(word, false) + " is not UTF-8");
+  }
   try {
     return RemoteRun(context, command).run();
   } catch (const Interrupted& left) {

@@ -38,14 +38,14 @@ nlohmann::json chosen_job(const wire::ApiClient& client, const nlohmann::json& k
 
 int run_rm(Context& context, const RmFlags& options) {
   const wire::ApiClient client = context.client();
-  const nlohmann::json answer = client.get("/v1/jobs");
-  const nlohmann::json& known = wire::member(answer, "jobs");
+  KnownJobs jobs(client);
   // All are found before one is removed: a slip in the last name must cost nothing.
   std::vector<nlohmann::json> chosen;
   if (options.jobs.empty()) {
-    chosen.push_back(resolve_job(known, "", DefaultJob::only_one));
+    chosen.push_back(resolve_job(jobs.meant_by(""), "", DefaultJob::only_one));
   }
   for (const std::string& reference : options.jobs) {
+    const nlohmann::json& known = jobs.meant_by(reference);
     const nlohmann::json job = chosen_job(client, known, reference);
     const std::string meant = meant_by_name(known, reference, wire::get_string(job, "job"));
     if (!meant.empty()) context.note(meant);

@@ -1,6 +1,9 @@
 #include "cli/sending.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -21,24 +24,51 @@
 namespace dtrain::cli {
 namespace {
 
-constexpr auto kHeadBack = std::chrono::seconds(5);
+constexpr auto kHeadBack = std::chrono::seconds(60);
+constexpr auto kFirstPause = std::chrono::milliseconds(50);
+constexpr auto kLongestPause = std::chrono::milliseconds(1000);
 constexpr int kStageTries = 4;
 
-// Repeated while a head that was started again comes back: the submission's id makes that harmless.
-nlohmann::json post_job(const wire::ApiClient& client, const std::string& cluster,
-                        const JobSpec& spec, const Sending& sending) {
+bool is_silence(const Error& error) {
+  return error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
+}
+
+// Whether a head that does not answer may yet: one of this machine has a watch that starts it
+// again, elsewhere the way to it may be what broke.
+bool may_come_back(const Error& error, const std::string& cluster) {
+  if (!is_silence(error)) return false;
+  const auto state = load_cluster(cluster);
+  return (state && !is_here(state->provider)) ||
+         living_watch(paths::cluster_state(cluster)).has_value();
+}
+
+// Repeated until the head answers: what it was asked before, and whose answer was lost, it does
+// once by the submission's id. `client` becomes the way that led there.
+nlohmann::json post_job(const Context& context, wire::ApiClient& client, const JobSpec& spec,
+                        const Sending& sending) {
+  const std::string cluster = context.cluster();
   const nlohmann::json request = sending.request(spec);
-  const auto until = std::chrono::steady_clock::now() + kHeadBack;
+  std::optional<std::chrono::steady_clock::time_point> until;  // from the first failure on
+  auto pause = kFirstPause;
+  bool new_way = false;
   while (true) {
     try {
+      if (new_way) client = context.new_client(sending.stop);
       return client.post(sending.target, request, sending.limit);
-    } catch (const Error& error) {
-      const bool hope = error.code() == ErrorCode::unreachable &&
-                        std::chrono::steady_clock::now() < until &&
-                        living_watch(paths::cluster_state(cluster)).has_value();
-      if (!hope) throw;
+    } catch (Error& error) {
+      const auto now = std::chrono::steady_clock::now();
+      if (!until) until = now + kHeadBack;
+      if (sending.stop.stop_requested() || now >= *until || !may_come_back(error, cluster)) {
+        if (!new_way || !is_silence(error) || request.value("dry_run", false)) throw;
+        throw error.while_doing("submitting " + spec.name +
+                                ", which may be queued all the same: dtrain status" +
+                                context.cluster_option());
+      }
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (!new_way) context.note("the head does not answer, it is asked again");
+    new_way = true;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(kLongestPause, pause * 2);
   }
 }
 
@@ -70,7 +100,7 @@ void check_before_up(const JobSpec& spec, const std::string& cluster_yaml) {
   check_program(spec, {.here = traits_of(cluster.provider.kind).here});
 }
 
-nlohmann::json send_job(const Context& context, const wire::ApiClient& client, JobSpec spec,
+nlohmann::json send_job(const Context& context, wire::ApiClient client, JobSpec spec,
                         const Sending& sending) {
   const std::string cluster = context.cluster();
   const bool sent = sends_files(client, cluster);
@@ -78,7 +108,7 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
   if (!sent) {
     spec.content.reset();
     check_program(spec, place);
-    return post_job(client, cluster, spec, sending);
+    return post_job(context, client, spec, sending);
   }
   // Over ssh every byte counts; between two processes of one machine none does.
   const auto state = load_cluster(cluster);
@@ -86,7 +116,7 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
   FileFactsCache cache(paths::file_sums());
   if (spec.content) {
     // The files that the resumed job had, if the head still has them.
-    nlohmann::json answer = post_job(client, cluster, spec, sending);
+    nlohmann::json answer = post_job(context, client, spec, sending);
     if (!answer.contains("missing")) {
       context.note("its files are those of " + spec.resumes +
                    "; a job YAML or --workdir sends them as they are now");
@@ -100,7 +130,7 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
     StagedFiles files = stage_job(context, spec, cache, sending.stop);
     if (sends_start(spec)) stage_start(files, spec, cache);
     // What nobody changed is there already: then this is all.
-    nlohmann::json answer = post_job(client, cluster, spec, sending);
+    nlohmann::json answer = post_job(context, client, spec, sending);
     if (!answer.contains("missing")) return answer;
     if (attempt == kStageTries) {
       throw Error(ErrorCode::failed, "the job's files do not become whole on the head");
@@ -109,11 +139,9 @@ nlohmann::json send_job(const Context& context, const wire::ApiClient& client, J
       send_files(context, client, files, zstd, sending.stop);
     } catch (const Error& error) {
       if (sending.stop.stop_requested()) throw;
-      // A file that changed while it was sent is read anew; a head that was killed is awaited.
+      // A file that changed while it was sent is read anew; a head that is away is asked again.
       const bool changed = error.code() == ErrorCode::conflict || error.code() == ErrorCode::failed;
-      const bool comes_back = error.code() == ErrorCode::unreachable &&
-                              living_watch(paths::cluster_state(cluster)).has_value();
-      if ((!changed && !comes_back) || attempt + 1 == kStageTries) throw;
+      if ((!changed && !may_come_back(error, cluster)) || attempt + 1 == kStageTries) throw;
     }
   }
 }

@@ -24,9 +24,9 @@ struct Sending {
   std::stop_token stop = {};  // the client's too: then what is under way ends by an Error
 };
 // Posts it, after the job's files where the cluster is elsewhere; gives the head's answer. A head
-// that is started again meanwhile is waited for: the request's submission_id makes repeats
-// harmless.
-nlohmann::json send_job(const Context& context, const wire::ApiClient& client, JobSpec spec,
+// that does not answer is asked again for a minute, over a new way: the request's submission_id
+// makes repeats harmless. What `context` gave before may lead nowhere then.
+nlohmann::json send_job(const Context& context, wire::ApiClient client, JobSpec spec,
                         const Sending& sending);
 
 // What send_job would say of the workdir and the program, as far as that can be told before the

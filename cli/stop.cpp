@@ -18,8 +18,8 @@ struct StopFlags {
 
 int run_stop(Context& context, const StopFlags& options) {
   const wire::ApiClient client = context.client();
-  const nlohmann::json answer = client.get("/v1/jobs");
-  const nlohmann::json& known = wire::member(answer, "jobs");
+  KnownJobs jobs(client);
+  const nlohmann::json& known = jobs.meant_by(options.job);
   const std::string id =
       wire::get_string(known_job(client, known, options.job, DefaultJob::only_running), "job");
   const std::string meant = meant_by_name(known, options.job, id);

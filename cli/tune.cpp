@@ -157,7 +157,7 @@ int run_tune(Context& context, const TuneFlags& options,
     submitted["type"] = "submitted";
     context.print_json(submitted);
   }
-  return finish_search(context, search, follow_search(context, client, search));
+  return finish_search(context, search, follow_search(context, context.client(), search));
 }
 
 // What stands before a verb is for a new search, and is not passed over silently.

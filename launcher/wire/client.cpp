@@ -244,8 +244,13 @@ nlohmann::json ApiClient::request(int verb, const std::string& target, const std
   beast::flat_buffer buffer;
   http::response_parser<http::string_body> parser;
   parser.body_limit(kAnswerLimit);
-  exchange.run_or_throw(
+  const error_code failed = exchange.run(
       [&](auto done) { http::async_read(exchange.socket(), buffer, parser, std::move(done)); });
+  if (failed == http::error::body_limit) {
+    throw Error(ErrorCode::exhausted, "what the head of cluster " + cluster_ + " answers is over " +
+                                          std::to_string(kAnswerLimit >> 20) + " MiB");
+  }
+  if (failed) throw unreachable(cluster_, "broke the connection (" + failed.message() + ")");
   const auto& response = parser.get();
   if (response.result_int() >= 400) throw_refusal(response.result_int(), response.body());
   return parse_json(response.body(), "the head's answer", kAnswerLimit);

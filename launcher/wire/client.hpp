@@ -78,7 +78,7 @@ class ApiClient {
 
   // Each throws the head's own Error, Error(unreachable) when nobody answers at the socket or the
   // connection breaks, Error(timeout) when the answer takes longer than `limit` or is not wanted
-  // any more.
+  // any more, Error(exhausted) when it is too large.
   nlohmann::json get(const std::string& target, std::chrono::milliseconds limit = kLimit) const;
   nlohmann::json post(const std::string& target, const nlohmann::json& body,
                       std::chrono::milliseconds limit = kLimit) const;

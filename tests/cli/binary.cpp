@@ -108,6 +108,60 @@ TEST_CASE("submit: a head that comes back is told where to go on, and sends noth
   CHECK(has(ran.err, "oh\n"));
 }
 
+TEST_CASE("submit, tune: who breaks the connection before the answer is asked again") {
+  std::mutex mutex;
+  std::vector<json> asked;
+  bool refuses = false;
+  House house;  // it ends first
+  const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
+  const fs::path folder = house.work / "state/dtrain/clusters/c";
+  fs::create_directories(folder);
+  write_file_atomic(folder / "cluster.json", json{{"name", "c"},
+                                                  {"id", "c-abcdef"},
+                                                  {"provider", "ssh"},
+                                                  {"nodes", {machine}},
+                                                  {"head_root", "/x"},
+                                                  {"agent", ""},
+                                                  {"spec", json::object()}}
+                                                 .dump());
+  fs::create_directories(house.work / "w");
+  house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
+    const std::lock_guard lock(mutex);
+    if (request.method != "POST") return {200, "{}"};
+    asked.push_back(json::parse(request.body));
+    FakeHead::Response answer{200, R"({"job":"job-aaaaaa","search":"job-bbbbbb","name":"job"})"};
+    if (asked.size() == 1) answer.cut = 3;
+    if (refuses && asked.size() > 1) {
+      return {409, R"({"error":{"code":"conflict","message":"going down"}})"};
+    }
+    return answer;
+  });
+  const auto run = [&](std::vector<std::string> words) {
+    for (const char* word : {"-d", "--workdir", "w"}) words.emplace_back(word);
+    words.emplace_back("echo {lr} >x");
+    const Captured ran = house.run(words);
+    const std::lock_guard lock(mutex);
+    REQUIRE(asked.size() == 2);
+    CHECK(asked[0] == asked[1]);
+    CHECK(asked[0]["submission_id"].get<std::string>().size() == 32);
+    asked.clear();
+    return ran;
+  };
+  const Captured submitted = run({"submit"});
+  CHECK(submitted.exit.code == 0);
+  CHECK(submitted.out == "job-aaaaaa\n");
+  CHECK(has(submitted.err, "the head does not answer, it is asked again"));
+  const Captured search =
+      run({"tune", "--param", "lr=uniform:0:1", "--metric", "loss", "--mode", "min"});
+  CHECK(search.exit.code == 0);
+  CHECK(search.out == "job-bbbbbb\n");
+  refuses = true;
+  const Captured refused = run({"submit"});
+  CHECK(refused.exit.code == 1);
+  CHECK(has(refused.err, "going down"));
+  CHECK(!has(refused.err, "queued all the same"));
+}
+
 TEST_CASE("logs: an older head is followed without what setup prints") {
   House house;
   std::vector<std::string> targets;
@@ -491,6 +545,27 @@ TEST_CASE("stop needs a job unless one runs; rm refuses what runs") {
   jobs = json::array({summary("b-bbbbbb", "stopped")});
   CHECK(house.run({"rm", "b"}).exit.code == 0);
   CHECK(asked.back() == "DELETE /v1/jobs/b-bbbbbb");
+}
+
+TEST_CASE("stop, rm: the head is asked for a job where all are too many for one answer") {
+  House house;
+  house.serve([](const FakeHead::Request& request) -> FakeHead::Response {
+    if (request.method != "GET") return {200, summary("job-aaaaaa", "stopped").dump()};
+    if (request.target == "/v1/jobs") return {200, std::string((64 << 20) + 1, ' ')};
+    if (request.target == "/v1/jobs?ref=job-aa") {
+      return {200, json{{"jobs", {summary("job-aaaaaa", "running")}}}.dump()};
+    }
+    if (request.target == "/v1/jobs?ref=old") {
+      return {200, json{{"jobs", {summary("old-aaaaaa", "failed")}}}.dump()};
+    }
+    return {200, R"({"jobs":[]})"};
+  });
+  CHECK(house.run({"stop", "job-aa"}).out == "job-aaaaaa stopped\n");
+  const Captured removed = house.run({"rm", "-y", "old", "job-aa"});
+  CHECK(removed.exit.code == 1);
+  CHECK(has(removed.err, "job-aaaaaa is running"));
+  CHECK(house.run({"rm", "-y", "old"}).out == "removed old-aaaaaa\n");
+  CHECK(house.run({"stop", "none"}).exit.code == 2);
 }
 
 TEST_CASE("sync: by default down from the head's node, up to all that have not gone") {

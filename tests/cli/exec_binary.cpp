@@ -98,6 +98,16 @@ TEST_CASE("a word in square brackets stays as it was typed") {
   CHECK(has(refused.err, "too many arguments: [b]\n"));
 }
 
+TEST_CASE("exec: a word that is not UTF-8 is refused before the head is asked") {
+  const House house;  // without a head
+  for (const auto& words : {std::vector<std::string>{"exec", "--", "ls", "\xe9"},
+                            {"exec", "--workdir", "\xe9", "--", "ls"}}) {
+    const Captured refused = house.run(words);
+    CHECK(refused.exit.code == 255);
+    CHECK(has(refused.err, "dtrain: the word \\xe9 is not UTF-8\n"));
+  }
+}
+
 TEST_CASE(
     "exec --stop: who leaves before the command's end, or loses the head, takes nothing down") {
   std::promise<void> running;

@@ -164,6 +164,16 @@ TEST_CASE("secrets: from the environment or a file; a missing one is named, neve
   spec.secrets = {{"HERE", std::nullopt}, {"TOKEN", (folder / "token").string()}};
   CHECK(read_secrets(spec, kEnvironment) ==
         std::map<std::string, std::string>{{"HERE", "value"}, {"TOKEN", "from file"}});
+  write_file_atomic(folder / "bytes", "\xe9 very-secret");
+  spec.secrets = {{"KEY", (folder / "bytes").string()}};
+  try {
+    read_secrets(spec, kEnvironment);
+    FAIL("a value that would come there as another");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::invalid);
+    CHECK(error.message() == "the value of secret KEY is not UTF-8");
+    CHECK(error.hint().find("base64") != std::string::npos);
+  }
   spec.secrets = {{"MISSING", std::nullopt}};
   CHECK_THROWS_AS(read_secrets(spec, kEnvironment), Error);
   spec.secrets = {{"TOKEN", (folder / "nothing").string()}};

@@ -172,6 +172,11 @@ class Engine {
   // Sentences about the head's machine that a person should read.
   std::vector<std::string> warnings() const;
   nlohmann::json jobs() const;
+  // Those that `reference` may mean, as a person names a job: by its id, else by its name or the
+  // beginning of its id; empty: those that are no trials, or a trial where there are no others. Of
+  // those that have ended, and of the others, the newest kMostMeant.
+  nlohmann::json jobs_meant(const std::string& reference) const;
+  static constexpr std::size_t kMostMeant = 1000;
   nlohmann::json job(const JobId& id) const;  // Error(not_found)
   // Its state, reason and exit_code alone, for who asks often. Error(not_found)
   nlohmann::json job_state(const JobId& id) const;

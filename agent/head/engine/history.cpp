@@ -3,21 +3,11 @@
 #include <map>
 #include <utility>
 
+#include "agent/head/store/thinning.hpp"
 #include "launcher/core/clock.hpp"
 #include "launcher/wire/json.hpp"
 
 namespace dtrain::head {
-namespace {
-
-// An accuracy that is reported once an epoch must not be lost among the losses of each step.
-std::string names_of(const MetricsRow& row) {
-  std::string names;
-  const nlohmann::json values = nlohmann::json::parse(row.metrics, nullptr, false);
-  for (const auto& [name, value] : values.items()) names += name + '\n';
-  return names;
-}
-
-}  // namespace
 
 std::vector<MetricsRow> thinned(std::vector<MetricsRow> rows, const Engine::MetricsQuery& query) {
   if (query.rank) {
@@ -28,7 +18,7 @@ std::vector<MetricsRow> thinned(std::vector<MetricsRow> rows, const Engine::Metr
   std::map<Kind, std::size_t> left;  // rows of it that are still to come
   std::vector<decltype(left)::iterator> kinds;
   for (const MetricsRow& row : rows) {
-    kinds.push_back(left.try_emplace({row.rank, names_of(row)}, 0).first);
+    kinds.push_back(left.try_emplace({row.rank, names_of(row.metrics)}, 0).first);
     ++kinds.back()->second;
   }
   std::map<Kind, std::size_t> strides;

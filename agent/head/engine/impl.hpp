@@ -704,6 +704,7 @@ struct Engine::Impl {
 
   // view.cpp
   nlohmann::json status(std::optional<std::size_t> most_jobs, bool trials) const;
+  nlohmann::json jobs_meant(const std::string& reference) const;
   std::vector<std::string> warnings() const;
   nlohmann::json state_json(const Job& job) const;
   nlohmann::json summary(const Job& job) const;

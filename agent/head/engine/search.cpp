@@ -121,10 +121,12 @@ std::optional<SearchRecord> Search::reported(TrialNumber number, std::optional<s
     return std::nullopt;
   }
   // As after a restart from a checkpoint: what it tells is known.
-  if (step && trial->step && *step <= *trial->step) return std::nullopt;
+  if (step && trial->step && *step < *trial->step) return std::nullopt;
   const auto measured = tune::measured(metrics, number, trial->iteration + 1,
                                        spec_.objective.metric, spec_.scheduler.time_attr);
-  const bool counts = measured && (trial->iteration == 0 || measured->time > trial->time);
+  // Of the same step the metric is known, and other names may be new.
+  const bool counts = measured && (!step || step != trial->step) &&
+                      (trial->iteration == 0 || measured->time > trial->time);
   const auto met = tune::stop_reason(spec_.stop, metrics, trial->iteration + (counts ? 1 : 0));
   if (!counts && (measured || !met)) return std::nullopt;
   SearchRecord record = make(counts ? Kind::reported : Kind::met, number);

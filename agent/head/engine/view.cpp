@@ -355,6 +355,35 @@ nlohmann::json Engine::Impl::plan(const JobSpec& spec) const {
   return result;
 }
 
+nlohmann::json Engine::Impl::jobs_meant(const std::string& reference) const {
+  std::vector<const Job*> newest;
+  const Job* trial = nullptr;
+  const auto named = jobs.find(JobId(reference));
+  if (named != jobs.end() && named->second.durable) {
+    newest.push_back(&named->second);
+  } else {
+    for (const auto& [id, job] : jobs) {
+      if (!job.durable) continue;
+      if (reference.empty() && job.spec.is_leg()) {
+        trial = &job;
+      } else if (job.spec.name == reference || id.str().starts_with(reference)) {
+        newest.push_back(&job);
+      }
+    }
+  }
+  if (newest.empty() && trial != nullptr) newest.push_back(trial);
+  std::sort(newest.begin(), newest.end(),
+            [](const Job* a, const Job* b) { return a->order > b->order; });
+  nlohmann::json list = nlohmann::json::array();
+  std::size_t ended = 0;
+  std::size_t others = 0;
+  for (const Job* job : newest) {
+    std::size_t& count = is_final(job->shown.state) ? ended : others;
+    if (++count <= kMostMeant) list.push_back(summary(*job));
+  }
+  return list;
+}
+
 std::vector<std::string> Engine::Impl::warnings() const {
   std::vector<std::string> all = disk_warnings(disk);
   std::string few = too_few_descriptors(most_open_files(), options.expected_nodes);
@@ -381,6 +410,10 @@ nlohmann::json Engine::plan(const JobSpec& spec) const {
 
 nlohmann::json Engine::jobs() const {
   return {{"jobs", impl_->status(std::nullopt, true).at("jobs")}};
+}
+
+nlohmann::json Engine::jobs_meant(const std::string& reference) const {
+  return {{"jobs", impl_->jobs_meant(reference)}};
 }
 
 nlohmann::json Engine::job(const JobId& id) const {

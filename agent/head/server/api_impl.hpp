@@ -37,6 +37,8 @@ std::pair<NodeId, int> forward_query(const std::string& query);
 Engine::MetricsQuery metrics_query(const std::string& query);
 
 // "jobs=N&trials=N", each of `names` optional. Error(invalid) as above, `what` takes them.
+// ref=REFERENCE; absent for an empty one.
+std::optional<std::string> reference_query(const std::string& query);
 std::map<std::string, std::size_t> numbers_query(const std::string& query, const char* what,
                                                  const std::vector<std::string>& names);
 

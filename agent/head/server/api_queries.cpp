@@ -60,6 +60,14 @@ std::pair<NodeId, int> forward_query(const std::string& query) {
   return {node, port};
 }
 
+std::optional<std::string> reference_query(const std::string& query) {
+  if (query.empty()) return std::nullopt;
+  if (!query.starts_with("ref=") || query.find('&') != std::string::npos) {
+    throw Error(ErrorCode::invalid, "a list of jobs takes ref=JOB, not " + printable(query, false));
+  }
+  return percent_decode(std::string_view(query).substr(4));
+}
+
 std::map<std::string, std::size_t> numbers_query(const std::string& query, const char* what,
                                                  const std::vector<std::string>& names) {
   std::map<std::string, std::size_t> numbers;

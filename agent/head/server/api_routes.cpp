@@ -91,7 +91,10 @@ std::span<const Api::Route> Api::routes() {
          return status;
        }},
       {"GET", "/v1/jobs",
-       [](Api& api, const Request&, const std::string&) { return api.parts_.engine.jobs(); }},
+       [](Api& api, const Request& of, const std::string&) {
+         const auto reference = reference_query(of.query);
+         return reference ? api.parts_.engine.jobs_meant(*reference) : api.parts_.engine.jobs();
+       }},
       {"POST", "/v1/jobs", [](Api& api, const Request& of) { return api.submit(of.body()); }},
       {"GET", "/v1/jobs/{}",
        [](Api& api, const Request&, const std::string& id) {

@@ -127,8 +127,7 @@ std::int64_t millis_now() {
 void note_restored(Database& database, RestoredRow row) {
   Statement open(database.handle(), "SELECT job FROM jobs WHERE ended IS NULL");
   while (open.step()) row.open.insert(JobId(open.text(0)));
-  row.first_event =
-      database.integer("SELECT ifnull(max(event), 0) FROM events") + RestoredRow::kEventsUnknown;
+  row.first_event = last_event(database) + RestoredRow::kEventsUnknown;
   row.time = from_millis(millis_now());
   Changes changes;
   changes.restored = std::move(row);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/head/store/migrations.hpp"
+#include "agent/head/store/thinning.hpp"
 #include "launcher/wire/fields.hpp"
 
 namespace dtrain::head {
@@ -230,6 +231,7 @@ void columns(wire::Is<SearchRecord> auto& r, auto&& f) {
 
 constexpr const char* kOpen = "open";
 constexpr const char* kRestored = "restored";
+constexpr const char* kEvents = "events";
 
 std::string restored_text(const RestoredRow& row) {
   nlohmann::json open = nlohmann::json::array();
@@ -350,17 +352,17 @@ struct Writer::Statements {
         drop_metrics(db, "DELETE FROM metrics WHERE job = ?"),
         drop_checkpoints(db, "DELETE FROM checkpoints WHERE job = ?"),
         count_metrics(db, "SELECT count(*) FROM metrics WHERE job = ?"),
-        thin_metrics(db,
-                     "DELETE FROM metrics WHERE job = ?1 AND (attempt, rank, seq) IN (SELECT "
-                     "attempt, rank, seq FROM (SELECT attempt, rank, seq, row_number() OVER "
-                     "(PARTITION BY rank ORDER BY attempt DESC, seq DESC) AS age FROM metrics "
-                     "WHERE job = ?1) WHERE age % 2 = 0)") {}
+        all_metrics(db,
+                    "SELECT attempt, rank, seq, metrics FROM metrics WHERE job = ? ORDER BY "
+                    "attempt, rank, seq"),
+        drop_metrics_row(
+            db, "DELETE FROM metrics WHERE job = ? AND attempt = ? AND rank = ? AND seq = ?") {}
 
   Statement job, attempt, share, rank, node, event, metrics, inherit, checkpoint, forgotten, search,
       search_record, drop_search, drop_search_records, meta, drop_checkpoint;
   Statement drop_job, drop_attempts, drop_shares, drop_ranks, drop_events, drop_metrics,
       drop_checkpoints;
-  Statement count_metrics, thin_metrics;
+  Statement count_metrics, all_metrics, drop_metrics_row;
 
   void drop_parts(const JobId& id) {
     for (Statement* drop : {&drop_attempts, &drop_shares, &drop_ranks, &drop_events, &drop_metrics,
@@ -421,7 +423,16 @@ std::int64_t Writer::count_metrics(const JobId& job) {
 }
 
 void Writer::thin_metrics(const JobId& job) {
-  statements_->thin_metrics.run(job.str());
+  Thinning thinning;
+  Statement& rows = statements_->all_metrics.query(job.str());
+  while (rows.step()) {
+    thinning.add({static_cast<int>(rows.integer(0)), static_cast<int>(rows.integer(1)),
+                  static_cast<std::uint64_t>(rows.integer(2))},
+                 rows.text(3));
+  }
+  for (const Thinning::Key& key : thinning.dropped()) {
+    statements_->drop_metrics_row.run(job.str(), key.attempt, key.rank, key.seq);
+  }
 }
 
 Loaded read_all(Database& database) {
@@ -439,12 +450,23 @@ Loaded read_all(Database& database) {
   all.checkpoints = read_rows<CheckpointRow>(db, "SELECT * FROM checkpoints ORDER BY job, number");
   all.forgotten = read_rows<ForgottenRow>(db, "SELECT * FROM forgotten ORDER BY time, job");
   all.searches = read_rows<SearchRow>(db, "SELECT * FROM searches ORDER BY rowid");
-  all.last_event = database.integer("SELECT max(event) FROM events");
+  all.last_event = last_event(database);
   if (const std::string text = meta(database, kRestored); !text.empty()) {
     all.restored = restored_from(text);
     all.last_event = std::max(all.last_event, all.restored->first_event - 1);
   }
   return all;
+}
+
+std::int64_t last_event(Database& database) {
+  const std::int64_t written = database.integer("SELECT max(event) FROM events");
+  Statement told(database.handle(), "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?");
+  return told.query(std::string(kEvents)).step() ? std::max(written, told.integer(0)) : written;
+}
+
+void set_last_event(Database& database, std::int64_t event) {
+  Statement(database.handle(), "INSERT OR REPLACE INTO meta VALUES (?, ?)")
+      .run(std::string(kEvents), std::to_string(event));
 }
 
 std::vector<EventRow> read_events(Database& database, const JobId& job) {

@@ -19,7 +19,7 @@ class Writer {
   ~Writer();
   void write(const Changes& changes);
   std::int64_t count_metrics(const JobId& job);
-  // Drops every second row of each rank, keeping the newest.
+  // Drops rows, as thinning.hpp says.
   void thin_metrics(const JobId& job);
   // All rows of the job are these, and no others. It keeps its place among those that are there.
   void replace_job(const JobId& id, const Changes& rows);
@@ -34,6 +34,10 @@ Loaded read_all(Database& database);
 std::vector<EventRow> read_events(Database& database, const JobId& job);
 std::vector<MetricsRow> read_metrics(Database& database, const JobId& job);
 std::vector<SearchRecord> read_search_records(Database& database, const SearchId& search);
+
+// No event after this one has been told to anybody: the newest that is written, or what was set.
+std::int64_t last_event(Database& database);
+void set_last_event(Database& database, std::int64_t event);
 
 // Of the boot in which it was opened, while a head has it open; empty: it was closed in order.
 void set_open(Database& database, const std::string& boot);

@@ -20,6 +20,7 @@ namespace dtrain::head {
 namespace {
 
 constexpr std::chrono::milliseconds kRetryAfter{1000};
+constexpr std::int64_t kEventsUnwritten = 20000;  // more than are told within options.soon
 // Bytes of a database that is checked though it was closed in order. 50 MB, of 10,000 jobs, take
 // 0.2 s; one that was not closed is checked whatever its size.
 constexpr std::uintmax_t kCheckedBelow = std::uintmax_t{32} << 20;
@@ -175,6 +176,7 @@ class SqliteStore final : public Store {
       prepare_schema(*database_, path);
       loaded_ = check_rows(*database_);
       if (note_if_copy(*database_)) loaded_ = read_all(*database_);
+      if (!open_in.empty()) pass_unwritten_events();
       mark_open();
       if (options_.max_pages > 0) {
         database_->run(("PRAGMA max_page_count = " + std::to_string(options_.max_pages)).c_str());
@@ -195,6 +197,18 @@ class SqliteStore final : public Store {
     } catch (const SqliteError& error) {
       if (error.may_pass()) throw;
       return error.message();
+    }
+  }
+
+  // Events of Urgency::soon are told before they are written: those of a head that was killed may
+  // stand in no row, and who was told them goes by their numbers.
+  void pass_unwritten_events() {
+    loaded_->last_event += kEventsUnwritten;
+    try {
+      set_last_event(*database_, loaded_->last_event);
+    } catch (const SqliteError& error) {
+      if (!error.may_pass()) throw;
+      log::warn("the number of the next event is not noted", {{"why", error.what()}});
     }
   }
 

@@ -59,8 +59,8 @@ class Store {
 struct StoreOptions {
   fs::path path;
   std::chrono::milliseconds soon{200};
-  // Rows of metrics kept per job. Beyond it every second row of each rank is dropped, the newest
-  // kept: old history gets coarser, the last half stays as fine as it came.
+  // Rows of metrics kept per job. Beyond it some are dropped (thinning.hpp): old history gets
+  // coarser, the newest stays as fine as it came.
   std::size_t metrics_limit = 100000;
   int max_pages = 0;  // of the database file; 0: SQLite's limit
   // A copy is made so long after the first change that the last one does not have; at once where

@@ -61,3 +61,25 @@ TEST_CASE("client: a head that says nothing is waited for no longer than is want
   CHECK(why([&] { head.client.get("/v1/status", std::chrono::milliseconds(1)); }) ==
         "the head of cluster lab took longer than 0 s to answer");
 }
+
+TEST_CASE("client: an answer that is too large is no broken connection") {
+  const SilentHead head;
+  const std::jthread other([&] {
+    pollfd come{head.listener.get(), POLLIN, 0};
+    CHECK(::poll(&come, 1, static_cast<int>(testing::kPatience.count()) * 1000) == 1);
+    const UniqueFd asking(::accept(head.listener.get(), nullptr, nullptr));
+    const std::string answer = "HTTP/1.1 200 OK\r\nContent-Length: 67108865\r\n\r\n";
+    CHECK(::send(asking.get(), answer.data(), answer.size(), MSG_NOSIGNAL) ==
+          static_cast<ssize_t>(answer.size()));
+    char byte = 0;
+    while (::recv(asking.get(), &byte, 1, 0) == 1) {  // until it hangs up
+    }
+  });
+  try {
+    head.client.get("/v1/jobs");
+    FAIL("answered");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::exhausted);
+    CHECK(error.message() == "what the head of cluster lab answers is over 64 MiB");
+  }
+}

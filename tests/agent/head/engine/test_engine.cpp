@@ -622,3 +622,30 @@ TEST_CASE("the head may die after any step") {
     CHECK(world.submit(World::spec(), "one") == id);
   }
 }
+
+TEST_CASE("a head finds the jobs that a reference may mean") {
+  World world;
+  const auto submit = [&](const std::string& name) {
+    JobSpec spec = World::spec();
+    spec.name = name;
+    return world.submit(spec).str();
+  };
+  const std::string old = submit("mnist");
+  const std::string other = submit("cifar");
+  const std::string young = submit("mnist");
+  world.settle();
+  const auto meant = [&](const std::string& reference) {
+    std::vector<std::string> ids;
+    for (const auto& job : world.engine->jobs_meant(reference).at("jobs")) {
+      ids.push_back(job.at("job").get<std::string>());
+    }
+    return ids;
+  };
+  using Ids = std::vector<std::string>;
+  CHECK(meant("mnist") == Ids{young, old});
+  CHECK(meant("mnist-") == Ids{young, old});
+  CHECK(meant("cif") == Ids{other});
+  CHECK(meant(old) == Ids{old});
+  CHECK(meant("") == Ids{young, other, old});
+  CHECK(meant("none").empty());
+}

@@ -377,6 +377,32 @@ TEST_CASE("what is reported again counts once, and what is no report of the metr
   CHECK(search.find(0)->value == 0.5);
 }
 
+TEST_CASE("a condition is met by a second report of the same step") {
+  std::vector<SearchRecord> records;
+  Search search(spec_of(R"({"num_samples": 1, "stop": {"accuracy": 0.95, "val_accuracy": 0.95}})"));
+  records.push_back(search.started({{"lr", 0.1}}, JobId("a")));
+  const auto report = [&](std::int64_t step, const char* metrics) {
+    const auto record = search.reported(0, step, nlohmann::json::parse(metrics));
+    if (record) records.push_back(*record);
+    return record.has_value();
+  };
+  CHECK(report(10, R"({"accuracy": 0.5})"));
+  CHECK_FALSE(report(10, R"({"val_accuracy": 0.9})"));
+  CHECK(report(20, R"({"accuracy": 0.6})"));
+  CHECK_FALSE(report(10, R"({"val_accuracy": 0.96})"));  // after a restart
+  CHECK_FALSE(report(20, R"({"accuracy": 0.96})"));      // the same iteration again
+  CHECK(search.to_stop().empty());
+  CHECK(report(20, R"({"val_accuracy": 0.97})"));
+  CHECK(search.to_stop() == std::set<tune::TrialNumber>{0});
+  CHECK(search.find(0)->iteration == 2);
+  CHECK(search.find(0)->value == 0.6);
+  CHECK(equal(replayed(search.spec(), records), search));
+  records.push_back(search.leg_ended(0, JobState::stopped, "stopped"));
+  CHECK(search.find(0)->state == State::complete);
+  CHECK(search.find(0)->reason == "val_accuracy is 0.97, >= 0.95");
+  CHECK(equal(replayed(search.spec(), records), search));
+}
+
 TEST_CASE("an exploit that comes to nothing leaves the trial what it was") {
   std::vector<SearchRecord> records;
   Search search = exploiting(true, records);

@@ -38,6 +38,7 @@ TEST_CASE("trials of a search run as jobs, and asha stops the worse ones") {
   CHECK(world.engine->status().at("searches").size() == 1);
   CHECK(world.engine->status().at("search_counts").at("succeeded") == 1);
   CHECK(world.engine->jobs().at("jobs").size() == 9);
+  CHECK(world.engine->jobs_meant("").at("jobs").size() == 1);  // only to say that there are some
   CHECK_FALSE(world.engine->has_jobs());
   // The same from the database.
   const std::string before = told(programs.trials());

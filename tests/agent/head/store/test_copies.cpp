@@ -373,6 +373,26 @@ TEST_CASE("a database that was killed opens as it was") {
   CHECK(names(all.jobs).contains("later"));
 }
 
+TEST_CASE("numbers of events that a killed head may have told are not used again") {
+  const TemporaryFolder folder;
+  const TemporaryFolder again;
+  const fs::path path = killed().lay(folder);
+  std::int64_t last = 0;
+  {
+    const auto store = open_store({.path = path});
+    last = store->load().last_event;
+    CHECK(last > kJobs + 2 + 10000);
+    // It is killed too before it has written any.
+    for (const auto& entry : fs::directory_iterator(folder / ".")) {
+      const std::string name = entry.path().filename().string();
+      if (!name.ends_with("-shm")) fs::copy_file(entry.path(), again / name);
+    }
+  }
+  CHECK(open_store({.path = again / "head.db"})->load().last_event > last + 10000);
+  // Closed in order, it had written all that it told.
+  CHECK(open_store({.path = path})->load().last_event == last);
+}
+
 TEST_CASE("each page damaged: what is acknowledged is there, or it is said what is not") {
   const TemporaryFolder folder;
   const std::uintmax_t pages = fs::file_size(killed().lay(folder)) / 4096;

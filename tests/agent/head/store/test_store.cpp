@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <fstream>
+#include <functional>
 #include <mutex>
 
 #include "agent/head/store/sqlite.hpp"
@@ -44,6 +46,30 @@ Changes one_job(const std::string& id) {
   Changes changes;
   changes.jobs.push_back(sample_job(id));
   return changes;
+}
+
+const std::string kLoss = R"({"loss":1.0})";
+const std::string kAccuracy = R"({"accuracy":1.0})";
+
+// What a store with room for 100 rows keeps of 1000 that come one after the other.
+std::vector<MetricsRow> kept_of_1000(const std::function<void(MetricsRow&)>& fill) {
+  const TemporaryFolder folder;
+  const auto store = open_store({.path = folder / "head.db", .metrics_limit = 100});
+  Outcomes outcomes;
+  for (std::uint64_t i = 1; i <= 1000; i += 10) {
+    Changes changes;
+    for (std::uint64_t seq = i; seq < i + 10; ++seq) {
+      MetricsRow& row = changes.metrics.emplace_back();
+      row.job = JobId("a");
+      row.seq = seq;
+      row.step = static_cast<std::int64_t>(seq);
+      row.time = from_millis(row.step);
+      fill(row);
+    }
+    store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("m"));
+  }
+  outcomes.wait(100);
+  return store->metrics(JobId("a"));
 }
 
 }  // namespace
@@ -187,23 +213,42 @@ TEST_CASE("a full disk refuses what may be refused, and the store goes on") {
 }
 
 TEST_CASE("metrics are thinned out, the newest kept") {
-  const TemporaryFolder folder;
-  const auto store = open_store({.path = folder / "head.db", .metrics_limit = 100});
-  Outcomes outcomes;
-  for (std::uint64_t i = 1; i <= 1000; i += 10) {
-    Changes changes;
-    for (std::uint64_t seq = i; seq < i + 10; ++seq) {
-      changes.metrics.push_back({JobId("a"), 1, 0, seq, static_cast<std::int64_t>(seq),
-                                 from_millis(static_cast<std::int64_t>(seq)), "{}"});
-    }
-    store->commit(changes, Urgency::now, OnFailure::retry, outcomes.next("m"));
+  const auto steps = [](const std::vector<MetricsRow>& rows) {
+    REQUIRE(rows.size() <= 100);
+    REQUIRE(rows.size() >= 50);
+    CHECK(rows.back().step == 1000);
+    CHECK(rows.front().step < 300);
+  };
+  SUBCASE("of one curve") {
+    steps(kept_of_1000([](MetricsRow& row) { row.metrics = "{}"; }));
   }
-  outcomes.wait(100);
-  const auto rows = store->metrics(JobId("a"));
-  CHECK(rows.size() <= 100);
-  CHECK(rows.size() >= 50);
-  CHECK(rows.back().step == 1000);
-  CHECK(rows.front().step < 300);
+  SUBCASE("of two that take turns") {
+    const auto rows =
+        kept_of_1000([](MetricsRow& row) { row.metrics = row.seq % 2 == 0 ? kAccuracy : kLoss; });
+    steps(rows);
+    CHECK(std::ranges::count(rows, kAccuracy, &MetricsRow::metrics) >= 25);
+    CHECK(std::ranges::count(rows, kLoss, &MetricsRow::metrics) >= 25);
+  }
+  SUBCASE("one of few points stays whole") {
+    const auto rows =
+        kept_of_1000([](MetricsRow& row) { row.metrics = row.seq % 100 == 0 ? kAccuracy : kLoss; });
+    steps(rows);
+    CHECK(std::ranges::count(rows, kAccuracy, &MetricsRow::metrics) == 10);
+  }
+  SUBCASE("each row of other names") {
+    steps(kept_of_1000(
+        [](MetricsRow& row) { row.metrics = "{\"m" + std::to_string(row.seq) + "\":1}"; }));
+  }
+  SUBCASE("rank 0 keeps its own among many ranks") {
+    const auto rows = kept_of_1000([](MetricsRow& row) {
+      row.rank = static_cast<int>(row.seq % 20);
+      row.metrics = kLoss;
+    });
+    CHECK(rows.size() <= 100);
+    CHECK(std::ranges::count(rows, 0, &MetricsRow::rank) >= 25);
+    for (int rank = 1; rank < 20; ++rank)
+      CHECK(std::ranges::count(rows, rank, &MetricsRow::rank) >= 1);
+  }
 }
 
 TEST_CASE("a removed job leaves nothing") {
