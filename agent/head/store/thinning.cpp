@@ -1,8 +1,5 @@
 #include "agent/head/store/thinning.hpp"
 
-#include <algorithm>
-#include <ranges>
-
 #include <nlohmann/json.hpp>
 
 namespace dtrain::head {
@@ -27,11 +24,11 @@ std::vector<Thinning::Key> Thinning::dropped() const {
   const bool as_one = rows.size() < 2 * curves.size();
   std::map<const std::size_t*, std::size_t> ages;
   std::vector<Key> keys;
-  for (const Row& row : std::views::reverse(rows)) {
-    const std::size_t& size = row.curve->second;
+  for (auto row = rows.rbegin(); row != rows.rend(); ++row) {  // from the newest on
+    const std::size_t& size = row->curve->second;
     // Of more than half the mean: a curve of few points stays whole beside one of many.
     if (!as_one && 2 * size * curves.size() <= rows.size()) continue;
-    if (++ages[as_one ? nullptr : &size] % 2 == 0) keys.push_back(row.key);
+    if (++ages[as_one ? nullptr : &size] % 2 == 0) keys.push_back(row->key);
   }
   return keys;
 }
