@@ -147,11 +147,12 @@ std::string pid_text(std::optional<Milliseconds> contained) {
   return wire::dump(json);
 }
 
-// Whether the last watch of this root was on another machine, which shares it.
+// Whether the last watch of this root was on another machine, which shares it: one of this machine
+// says so in watch.pid while it lives.
 bool was_elsewhere(const paths::WatchRoot& root) {
   try {
     const auto text = read_file_if_there(root.pid());
-    return text && wire::get_string(wire::parse_json(*text, "watch.pid"), "boot_id") != boot_id();
+    return !text || wire::get_string(wire::parse_json(*text, "watch.pid"), "boot_id") != boot_id();
   } catch (const Error&) {
     return false;
   }

@@ -81,11 +81,13 @@ class Awaited {
     nlohmann::json status;
     try {
       status = head.get("/v1/status", kAnswerLimit);
-      heard_ = std::chrono::steady_clock::now();
+      away_since_.reset();
     } catch (const Error& error) {  // it is started anew, say
+      const auto now = std::chrono::steady_clock::now();
+      if (!away_since_) away_since_ = now;
       const bool passes =
           error.code() == ErrorCode::unreachable || error.code() == ErrorCode::timeout;
-      if (!passes || std::chrono::steady_clock::now() - heard_ > run_.options.ready_limit) throw;
+      if (!passes || now - *away_since_ > run_.options.ready_limit) throw;
       waits(head_name(), error.message());
       return false;
     }
@@ -220,7 +222,7 @@ class Awaited {
   std::map<std::string, std::string> said_;  // last, of each node
   std::set<std::string> waits_;              // texts that were told
   std::optional<std::chrono::steady_clock::time_point> trouble_since_;
-  std::chrono::steady_clock::time_point heard_ = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> away_since_;
 };
 
 wire::WantedMachines wanted_of(UpRun& run) {

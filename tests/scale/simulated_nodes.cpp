@@ -452,12 +452,13 @@ class Node : public std::enable_shared_from_this<Node> {
       emit(*attempt, exited);
     }
     // As the real one: who follows the logs until the end sees all of them.
-    while (!dead_ &&
+    const auto is_wanted = [&] { return !dead_ && attempts_.contains({spec.job, spec.attempt}); };
+    while (is_wanted() &&
            !std::all_of(attempt->output.begin(), attempt->output.end(),
                         [](const auto& each) { return each.taken == each.text.size(); })) {
       co_await sleep(50ms);
     }
-    if (dead_) co_return;
+    if (!is_wanted()) co_return;
     wire::NodeFinished finished;
     finished.outcome = attempt->stopped ? wire::NodeFinished::Outcome::stopped
                                         : wire::NodeFinished::Outcome::succeeded;
