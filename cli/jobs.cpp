@@ -137,6 +137,21 @@ nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jo
   }
 }
 
+nlohmann::json found_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback) {
+  try {
+    return known_job(client, jobs, reference, fallback);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found || reference.empty()) throw;
+    const nlohmann::json status = client.get("/v1/status");
+    for (const nlohmann::json& job :
+         child(child(child(status, "cluster"), "store"), "unknown_jobs")) {
+      if (text_or(job, "job") == reference) return {{"job", reference}, {"state", nullptr}};
+    }
+    throw;
+  }
+}
+
 KnownJobs::KnownJobs(const wire::ApiClient& client) : client_(client) {
   try {
     answer_ = std::make_shared<const nlohmann::json>(client.get("/v1/jobs"));

@@ -41,6 +41,10 @@ std::string meant_by_name(const nlohmann::json& jobs, const std::string& referen
 // As resolve_job(), of jobs that `client` gave; who takes a search for a job is told so.
 nlohmann::json known_job(const wire::ApiClient& client, const nlohmann::json& jobs,
                          const std::string& reference, DefaultJob fallback);
+// As known_job(), and by its whole id a job that the head does not know, or cannot read, but whose
+// files it has found: of that "state" is null.
+nlohmann::json found_job(const wire::ApiClient& client, const nlohmann::json& jobs,
+                         const std::string& reference, DefaultJob fallback);
 // The jobs that a reference may mean, newest first: all that there are, or, where they are too many
 // for one answer, those that the head finds.
 class KnownJobs {

@@ -16,26 +16,6 @@ struct RmFlags {
   bool yes = false;
 };
 
-// A job that the head does not know, but whose files it has found: by its whole id alone.
-bool has_files(const wire::ApiClient& client, const std::string& id) {
-  const nlohmann::json status = client.get("/v1/status");
-  for (const nlohmann::json& job :
-       child(child(child(status, "cluster"), "store"), "unknown_jobs")) {
-    if (text_or(job, "job") == id) return true;
-  }
-  return false;
-}
-
-nlohmann::json chosen_job(const wire::ApiClient& client, const nlohmann::json& known,
-                          const std::string& reference) {
-  try {
-    return known_job(client, known, reference, DefaultJob::only_one);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found || !has_files(client, reference)) throw;
-    return {{"job", reference}, {"state", nullptr}};
-  }
-}
-
 int run_rm(Context& context, const RmFlags& options) {
   const wire::ApiClient client = context.client();
   KnownJobs jobs(client);
@@ -46,7 +26,7 @@ int run_rm(Context& context, const RmFlags& options) {
   }
   for (const std::string& reference : options.jobs) {
     const nlohmann::json& known = jobs.meant_by(reference);
-    const nlohmann::json job = chosen_job(client, known, reference);
+    const nlohmann::json job = found_job(client, known, reference, DefaultJob::only_one);
     const std::string meant = meant_by_name(known, reference, wire::get_string(job, "job"));
     if (!meant.empty()) context.note(meant);
     if (std::find(chosen.begin(), chosen.end(), job) == chosen.end()) chosen.push_back(job);

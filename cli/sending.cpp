@@ -51,15 +51,20 @@ nlohmann::json post_job(const Context& context, wire::ApiClient& client, const J
   std::optional<std::chrono::steady_clock::time_point> until;  // from the first failure on
   auto pause = kFirstPause;
   bool new_way = false;
+  bool is_unsure = false;  // an answer may have been lost
   while (true) {
+    bool asks = false;
     try {
       if (new_way) client = context.new_client(sending.stop);
+      asks = true;
       return client.post(sending.target, request, sending.limit);
     } catch (Error& error) {
+      is_unsure = is_unsure || (asks && is_silence(error));
       const auto now = std::chrono::steady_clock::now();
       if (!until) until = now + kHeadBack;
       if (sending.stop.stop_requested() || now >= *until || !may_come_back(error, cluster)) {
-        if (!new_way || !is_silence(error) || request.value("dry_run", false)) throw;
+        const bool has_answer = asks && !is_silence(error);
+        if (!new_way || has_answer || !is_unsure || request.value("dry_run", false)) throw;
         throw error.while_doing("submitting " + spec.name +
                                 ", which may be queued all the same: dtrain status" +
                                 context.cluster_option());

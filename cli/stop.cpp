@@ -20,14 +20,15 @@ int run_stop(Context& context, const StopFlags& options) {
   const wire::ApiClient client = context.client();
   KnownJobs jobs(client);
   const nlohmann::json& known = jobs.meant_by(options.job);
-  const std::string id =
-      wire::get_string(known_job(client, known, options.job, DefaultJob::only_running), "job");
+  const nlohmann::json job = found_job(client, known, options.job, DefaultJob::only_running);
+  const bool is_known = !text_or(job, "state").empty();
+  const std::string id = wire::get_string(job, "job");
   const std::string meant = meant_by_name(known, options.job, id);
   if (!meant.empty()) context.note(meant);
   nlohmann::json body = nlohmann::json::object();
   if (options.grace_s) body["grace_s"] = *options.grace_s;
   nlohmann::json summary = client.post(job_target(id, "/stop"), body);
-  if (!options.detach && !job_ended(text_or(summary, "state"))) {
+  if (is_known && !options.detach && !job_ended(text_or(summary, "state"))) {
     FollowOptions how;
     how.job = id;
     how.logs = false;

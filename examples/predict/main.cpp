@@ -11,7 +11,9 @@
 #include "examples/predict/sheet.hpp"
 #include "trainer/checkpoint/store.hpp"
 #include "trainer/core/error.hpp"
+#include "trainer/core/files.hpp"
 #include "trainer/core/run.hpp"
+#include "trainer/data/codecs.hpp"
 #include "trainer/data/transform.hpp"
 #include "trainer/models/mlp.hpp"
 #include "trainer/models/vision_transformer.hpp"
@@ -99,11 +101,12 @@ int predict(const Options& options) {
   const at::NoGradGuard no_grad;
   std::vector<Prediction> predictions;
   for (const std::string& file : options.files) {
-    const dt::MappedFile mapped(file);
+    std::vector<std::byte> bytes;
+    dt::read_bytes(file, dt::kMostImageBytes, bytes);
     std::vector<std::uint8_t> pixels;
     dt::ImageView view;
     try {
-      view = dt::decode_image(mapped.bytes(), pixels);
+      view = dt::decode_image(bytes, pixels);
     } catch (const dt::Error& error) {
       throw dt::Error(file + ": " + error.what());
     }

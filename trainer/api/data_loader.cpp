@@ -254,11 +254,18 @@ std::int64_t DataLoader::Pass::position_after(std::int64_t samples, std::int64_t
 
 void check_alike(Context& context, const DataLoader* loader, const std::string& what) {
   if (context.world_size() == 1) return;
-  constexpr std::array kNames{"samples", "batch_size", "shuffle", "seed", "drop_last"};
+  constexpr std::array kNames{"loaders", "streams", "samples",  "batch_size",
+                              "shuffle", "seed",    "drop_last"};
   std::array<std::int64_t, kNames.size()> mine{};
+  if (loader != nullptr) mine[0] = 1;
+  if (loader != nullptr && loader->is_stream()) mine[1] = 1;
   if (loader != nullptr && !loader->is_stream()) {
     const DataLoaderOptions& options = loader->options();
-    mine = {loader->samples(), options.batch_size, static_cast<std::int64_t>(options.shuffle),
+    mine = {1,
+            0,
+            loader->samples(),
+            options.batch_size,
+            static_cast<std::int64_t>(options.shuffle),
             static_cast<std::int64_t>(options.shuffle ? options.seed : 0),
             static_cast<std::int64_t>(options.drop_last)};
   }

@@ -192,9 +192,13 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
 
   // Not prepare_data_loader: the loop moves batches by itself, and measures it.
   train_data = module->train_dataloader().shared(context(), /*evaluates=*/false);
+  check_alike(context(), &*train_data, "training data");
   train_batches = options.limit_train_batches.of(train_data->batches(), "limit_train_batches");
   if (std::optional<DataLoader> data = module->val_dataloader()) {
     val_data = data->shared(context(), /*evaluates=*/true);
+  }
+  check_alike(context(), val_data ? &*val_data : nullptr, "validation data");
+  if (val_data) {
     // Parts of what the rank with most has, so that all ranks validate or none.
     const std::int64_t of_all = val_data->options().batch_size * val_data->ranks();
     const std::int64_t most =
@@ -202,8 +206,6 @@ void Trainer::State::begin(Trainer& trainer, std::shared_ptr<Module> its_module)
     val_batches = options.limit_val_batches.of(most, "limit_val_batches");
     val_every = options.val_check_interval.of(train_batches, "val_check_interval");
   }
-  check_alike(context(), &*train_data, "training data");
-  check_alike(context(), val_data ? &*val_data : nullptr, "validation data");
 
   module->log_ = nullptr;
   module->on_fit_start();

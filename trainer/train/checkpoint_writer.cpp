@@ -185,9 +185,14 @@ std::filesystem::path CheckpointWriter::write_files(
   agree(context_, trouble_of([&] {
           if (folder) written = copy_folder(*folder, part);
         }));
-  agree(context_, trouble_of([&] {
-          if (written || !reporter_) path = commit(task, written.value_or(""), {}, Clock::now());
-        }));
+  const auto failed = trouble_of([&] {
+    if (written || !reporter_) path = commit(task, written.value_or(""), {}, Clock::now());
+  });
+  // Who waits for the whole hears it by the note.
+  if (failed && !context_.read_note(task.note)) {
+    context_.write_note(task.note, "rank " + std::to_string(environment_.rank) + ": " + *failed);
+  }
+  agree(context_, failed);
   for (const nlohmann::json& each :
        all_gather_objects(context_, path ? path->string() : std::string())) {
     if (!path && !each.get<std::string>().empty()) path = each.get<std::string>();

@@ -62,8 +62,7 @@ ZeroOptimizer::ZeroOptimizer(std::shared_ptr<Optimizer> inside, Context& context
     throw Error(
         "zero2: gradients can be sharded with DDP only, and not with find_unused_parameters, "
         "static_graph or a gradient_type, nor without gradient_as_bucket_view; zero1 shares out "
-        "the "
-        "optimizer's state alone");
+        "the optimizer's state alone");
   }
 }
 

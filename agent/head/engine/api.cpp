@@ -306,6 +306,20 @@ void Engine::Impl::remove(Job& job, const std::string& reason, const Holds& held
   forget(id, used, reason, std::move(done));
 }
 
+// Its ranks have the time to end that their job would give them.
+void Engine::Impl::stop_unread(const JobId& id, std::optional<std::chrono::seconds> grace,
+                               const Answer& done) {
+  wire::StopRanks stop;
+  stop.grace = grace;
+  stop.reason = "stopped by the user";
+  for (const auto& [node, state] : nodes) {
+    for (const auto& [job, attempt] : state.leftovers) {
+      if (job == id) nodes_out.send(node, job, attempt, stop);
+    }
+  }
+  if (done) done({{"job", id.str()}, {"state", "stopping"}});
+}
+
 void Engine::Impl::remove_unknown(const JobId& id, Answer done) {
   std::set<NodeId> used;
   for (const std::string& where : unknown.at(id)) {
@@ -313,11 +327,13 @@ void Engine::Impl::remove_unknown(const JobId& id, Answer done) {
   }
   for (const auto& [node, state] : nodes) {
     for (const auto& [job, attempt] : state.leftovers) {
-      if (job == id) throw Error(ErrorCode::conflict, id.str() + " still runs on " + node.str());
+      if (job != id) continue;
+      throw Error(ErrorCode::conflict, id.str() + " still runs on " + node.str())
+          .with_hint("dtrain stop " + id.str() + " ends its ranks");
     }
   }
   unknown.erase(id);
-  unread.erase(id);
+  if (unread.erase(id) > 0) end_leg(id, id.str() + " was removed");
   std::error_code ignored;
   fs::remove(options.root.secrets(id), ignored);
   forget(id, used, "", std::move(done));

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMaxShards = 100000;
 constexpr std::size_t kMaxCollecting = 64;  // steps of an attempt whose shards are not all there
+constexpr std::chrono::minutes kShardsPatience{30};  // more than a rank waits for room on its disk
 // Where there was no room it is looked again, each time after twice as long: the node hashes it
 // anew.
 constexpr std::chrono::seconds kFirstLook{5};
@@ -124,6 +125,7 @@ void Engine::Impl::checkpoint_report(Job& job, Attempt& attempt, Share& share, s
   if (task.path.is_relative()) task.path = fs::path(job.spec.workdir) / task.path;
   task.keep = body.value("keep", false);
   collecting.reported[shard] = {share.row.node, seq, task, false, false};
+  collecting.heard = clock.now();
   bring_shard(job, attempt, share, task);
 }
 
@@ -414,6 +416,35 @@ void Engine::Impl::look_for_room(Job& job, Attempt& attempt) {
   for (const std::int64_t step : placed) {
     if (attempt.collecting.contains(step)) start_commit(job, attempt, step);
   }
+}
+
+std::optional<Monotonic> Collecting::shards_due() const {
+  if (static_cast<int>(reported.size()) >= shards) return std::nullopt;
+  return heard + kShardsPatience;
+}
+
+// Ranks wait for as long as it takes until they have their answer: also those whose others have had
+// an error, or ended, and never report theirs.
+void Engine::Impl::look_for_shards(Job& job, Attempt& attempt) {
+  std::vector<std::int64_t> late;
+  for (auto& [step, collecting] : attempt.collecting) {
+    const auto due = collecting.shards_due();
+    if (!due || *due > clock.now()) continue;
+    if (!all_are_heard(attempt) || attempt.file_work > 0 || attempt.waits_for_room()) {
+      collecting.heard = clock.now();  // they may be on their way
+    } else {
+      late.push_back(step);
+    }
+  }
+  if (late.empty()) return;
+  Tx tx;
+  for (const std::int64_t step : late) {
+    drop_collecting(tx, job, attempt, step,
+                    "not all of its shards came within " + human_duration(kShardsPatience));
+  }
+  commit(job, std::move(tx), Urgency::now);
+  commit_held(job, attempt);
+  check_end(job.row.id);
 }
 
 void Engine::Impl::committed(const JobId& id, int number, std::int64_t step, Committed result) {

@@ -55,6 +55,7 @@ void Engine::Impl::arm() {
     if (job.attempts.empty()) continue;
     for (const auto& [step, collecting] : job.attempts.back().collecting) {
       if (collecting.again) at(*collecting.again);
+      if (const auto due = collecting.shards_due()) at(*due);
     }
   }
   for (const auto& [id, search] : live_searches) {
@@ -62,7 +63,7 @@ void Engine::Impl::arm() {
     if (search->again) at(*search->again);
   }
   if (look_waits) at(next_look);
-  if (restored && !restored->settled && storage_looked_through) at(restore_settles);
+  if (restored && !restored->settled) at(restore_settles);
   if (!nodes_out.can_come()) at(clock.now() + kLookWhileShut);
   for (const auto& [id, node] : nodes) {
     if (next(node.row.state, NodeEvent::silence)) at(node.heard + options.node_lost_after);
@@ -117,6 +118,7 @@ void Engine::Impl::tick() {
            nullptr);
     }
     if (Attempt* attempt = job->live_attempt()) look_for_room(*job, *attempt);
+    if (Attempt* attempt = job->live_attempt()) look_for_shards(*job, *attempt);
     if (Attempt* attempt = job->live_attempt()) look_for_hang(*job, *attempt);
   }
   const std::map<SearchId, SearchOf*> open_searches = live_searches;

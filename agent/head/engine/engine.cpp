@@ -289,6 +289,7 @@ void Engine::submit(const std::string& submission_id, JobSpec spec,
 }
 
 void Engine::stop(const JobId& id, std::optional<std::chrono::seconds> grace, Answer done) {
+  if (impl_->unread.contains(id)) return impl_->stop_unread(id, grace, done);
   impl_->stop(impl_->known(id), grace, StopCause::user, "stopped by the user", std::move(done));
 }
 

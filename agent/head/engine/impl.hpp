@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 #include <vector>
 
@@ -75,11 +76,15 @@ struct Collecting {
   int shards = 1;
   nlohmann::json metrics = nlohmann::json::object();
   std::map<int, Shard> reported;
+  Monotonic heard{};  // of the last of them
   bool committing = false;
   bool held = false;    // until one that was reported later, and is being committed, is or is not
   std::string no_room;  // why there was none; empty: there was
   std::chrono::seconds room_look{0};  // the last pause before another try
   std::optional<Monotonic> again;     // when it is tried again; absent: it does not wait for room
+
+  // Until when the others are waited for; absent: none is.
+  std::optional<Monotonic> shards_due() const;
 };
 
 // A checkpoint that a dead head had committed, and of which not all shards were reported again.
@@ -358,6 +363,7 @@ struct Engine::Impl {
   SearchOf& known_search(const SearchId& id);
   // Whose trial's newest leg the job is; null: none's that has not ended.
   SearchOf* search_of(const Job& job);
+  void end_leg(const JobId& id, const std::string& reason);
   static void keep(Tx& tx, const SearchOf& search, SearchRecord record);
   void commit_search(SearchOf& search, Changes changes, std::vector<SearchRecord> records,
                      Urgency urgency, std::function<void()> then = {});
@@ -427,6 +433,7 @@ struct Engine::Impl {
   // What is left of a job goes here and on these nodes, and its id never comes again.
   void forget(const JobId& id, const std::set<NodeId>& on, const std::string& reason, Answer done);
   void remove_unknown(const JobId& id, Answer done);
+  void stop_unread(const JobId& id, std::optional<std::chrono::seconds> grace, const Answer& done);
   void stop_all(Answer done);
   void check_drained();
 
@@ -680,6 +687,7 @@ struct Engine::Impl {
   // Answers all shards of a step with an error; the step may be reported again.
   void wait_for_room(Job& job, Attempt& attempt, std::int64_t step, const Error& error);
   void look_for_room(Job& job, Attempt& attempt);
+  void look_for_shards(Job& job, Attempt& attempt);
   void drop_collecting(Tx& tx, Job& job, Attempt& attempt, std::int64_t step,
                        const std::string& why);
   // Deletes what `num_to_keep` lets go, but not what ranks of `running` (may be null) began from.
@@ -735,7 +743,7 @@ struct Engine::Impl {
   std::optional<RestoredRow> restored;
   Monotonic restore_settles;
   WallTime restore_settles_at;  // the same, for people
-  bool storage_looked_through = true;
+  std::set<JobId> unlooked;     // jobs of a restored database whose storage is being looked through
   std::uint64_t last_left = 0;
   MachinesToCome told_machines;
   wire::NodeTypes node_types;
@@ -789,13 +797,21 @@ template <typename Result>
 void Engine::Impl::work_in(const std::string& storage_path, StorageWork kind,
                            std::function<Result()> task, std::function<void(Result)> then) {
   const std::pair key(storage_path, kind);
-  StorageWorker& its = storage_workers[key];
-  ++its.tasks;
-  work<Result>(its.worker, std::move(task), [this, key, then = std::move(then)](Result result) {
-    then(std::move(result));
-    const auto found = storage_workers.find(key);
-    if (--found->second.tasks == 0) storage_workers.erase(found);
-  });
+  auto its = storage_workers.find(key);
+  if (its == storage_workers.end()) {
+    try {
+      its = storage_workers.try_emplace(key).first;
+    } catch (const std::system_error&) {  // no thread can be made now
+      return work<Result>(quick, std::move(task), std::move(then));
+    }
+  }
+  ++its->second.tasks;
+  work<Result>(its->second.worker, std::move(task),
+               [this, key, then = std::move(then)](Result result) {
+                 then(std::move(result));
+                 const auto found = storage_workers.find(key);
+                 if (--found->second.tasks == 0) storage_workers.erase(found);
+               });
 }
 
 }  // namespace dtrain::head

@@ -56,6 +56,7 @@ bool Engine::Impl::is_of_copy(const JobId& job) const {
 }
 
 std::string Engine::Impl::held_by_restore(const Job& job) const {
+  if (unlooked.contains(job.row.id)) return "waits until its storage is looked through";
   if (!is_of_copy(job.row.id) || restored->settled) return {};
   return "waits until " + rfc3339(restore_settles_at) +
          ": attempts may run until then that the restored database does not know of";
@@ -120,23 +121,17 @@ void Engine::Impl::lose_end(Job& job, Attempt& attempt, Share& share) {
 // Checkpoints that were committed after the copy, and which numbers were used.
 void Engine::Impl::look_through_storage() {
   struct Found {
-    JobId job;
     StorageScan scan;
     int attempt = 0;
   };
-  std::vector<std::tuple<JobId, fs::path, fs::path>> folders;
   for (const JobId& id : restored->open) {
-    const Job* job = find(id);
-    if (job != nullptr) folders.emplace_back(id, storage(*job), options.root.mirror(id));
-  }
-  storage_looked_through = false;
-  work<std::vector<Found>>(
-      quick,
-      [folders = std::move(folders)] {
-        std::vector<Found> all;
-        for (const auto& [id, storage, mirror] : folders) {
-          Found& found = all.emplace_back();
-          found.job = id;
+    const Job* known_job = find(id);
+    if (known_job == nullptr) continue;
+    unlooked.insert(id);
+    work_in<Found>(
+        known_job->spec.storage_path, StorageWork::quick,
+        [id, storage = storage(*known_job), mirror = options.root.mirror(id)] {
+          Found found;
           try {
             found.attempt = newest_attempt_in(mirror);
             found.attempt =
@@ -149,20 +144,18 @@ void Engine::Impl::look_through_storage() {
           for (const CommittedCheckpoint& each : found.scan.whole) {
             found.attempt = std::max(found.attempt, each.attempt);
           }
-        }
-        return all;
-      },
-      [this](const std::vector<Found>& all) {
-        storage_looked_through = true;
-        for (const Found& found : all) {
-          Job* job = find(found.job);
-          if (job == nullptr) continue;
-          job->named = std::max(job->named, found.attempt);
-          take_found(*job, found.scan);
-        }
-        settle_restore();
-        rearm();
-      });
+          return found;
+        },
+        [this, id](const Found& found) {
+          unlooked.erase(id);
+          if (Job* job = find(id)) {
+            job->named = std::max(job->named, found.attempt);
+            take_found(*job, found.scan);
+          }
+          schedule();
+          rearm();
+        });
+  }
 }
 
 void Engine::Impl::take_found(Job& job, const StorageScan& scan) {
@@ -187,7 +180,7 @@ void Engine::Impl::take_found(Job& job, const StorageScan& scan) {
 
 void Engine::Impl::settle_restore() {
   if (!restored || restored->settled) return;
-  if (!storage_looked_through || clock.now() < restore_settles) return;
+  if (clock.now() < restore_settles) return;
   restored->settled = true;
   keep_restored();
   log::info("jobs of the restored database may begin", {});

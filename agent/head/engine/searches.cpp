@@ -150,6 +150,21 @@ void Engine::Impl::load_searches(std::vector<SearchRow> rows) {
   });
 }
 
+// Of a job that no head can tell the end of any more.
+void Engine::Impl::end_leg(const JobId& id, const std::string& reason) {
+  for (const auto& [search_id, search] : live_searches) {
+    const std::set<TrialNumber> now = search->state->alive();
+    for (const TrialNumber number : now) {
+      const Trial& trial = *search->state->find(number);
+      if (!trial.leg_lives || trial.legs.back() != id) continue;
+      commit_search(*search, {}, {search->state->leg_ended(number, JobState::failed, reason)},
+                    Urgency::soon);
+      post_look(search_id);
+      return;
+    }
+  }
+}
+
 // ---- Records.
 
 void Engine::Impl::keep(Tx& tx, const SearchOf& search, SearchRecord record) {

@@ -36,9 +36,9 @@ std::pair<NodeId, int> forward_query(const std::string& query);
 // "rank=R&points=N", each optional. Error(invalid) as above.
 Engine::MetricsQuery metrics_query(const std::string& query);
 
-// "jobs=N&trials=N", each of `names` optional. Error(invalid) as above, `what` takes them.
-// ref=REFERENCE; absent for an empty one.
+// "ref=REFERENCE"; absent where the query is empty. Error(invalid) as above.
 std::optional<std::string> reference_query(const std::string& query);
+// "jobs=N&trials=N", each of `names` optional. Error(invalid) as above, `what` takes them.
 std::map<std::string, std::size_t> numbers_query(const std::string& query, const char* what,
                                                  const std::vector<std::string>& names);
 

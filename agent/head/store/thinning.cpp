@@ -1,5 +1,6 @@
 #include "agent/head/store/thinning.hpp"
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 namespace dtrain::head {
@@ -13,7 +14,8 @@ std::string names_of(const std::string& metrics) {
 
 void Thinning::add(const Key& key, const std::string& metrics) {
   Side& side = key.rank == 0 ? first_ : others_;
-  const auto curve = side.curves.try_emplace({key.rank, names_of(metrics)}, 0).first;
+  const auto curve =
+      side.curves.try_emplace({key.rank, std::hash<std::string>()(names_of(metrics))}, 0).first;
   ++curve->second;
   side.rows.push_back({key, curve});
 }

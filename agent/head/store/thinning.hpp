@@ -28,7 +28,8 @@ class Thinning {
   std::vector<Key> dropped() const;  // a twelfth of the rows at least
 
  private:
-  using Curves = std::map<std::pair<int, std::string>, std::size_t>;  // with how many rows
+  // By rank and a hash of the names, which are long where they are many; with how many rows.
+  using Curves = std::map<std::pair<int, std::size_t>, std::size_t>;
   struct Row {
     Key key;
     Curves::const_iterator curve;

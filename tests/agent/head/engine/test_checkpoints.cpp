@@ -352,6 +352,44 @@ TEST_CASE("to a node that does not know it nothing is said of events behind a ch
   }));
 }
 
+TEST_CASE("a checkpoint whose other shards never come is answered") {
+  World world;
+  world.join("node-0");
+  JobSpec spec = World::spec();
+  spec.nproc_per_node.number = 2;
+  const JobId id = world.submit(spec);
+  world.started("node-0", id, 1);
+  world.start_ranks("node-0", id, 1, 0, 2);
+  const auto shard = [&](int number, const fs::path& at) {
+    return wire::RankReport{number, checkpoint_line(at, 4, 0.8, number, 2)};
+  };
+  world.say("node-0", id, 1, shard(0, model_at(world.folder / "a")));  // 2
+  world.say("node-0", id, 1, shard(1, world.folder / "missing"));      // 3
+  world.until([&] { return world.answer("node-0", id, 1, 3).has_value(); });
+  CHECK(world.answer("node-0", id, 1, 3)->contains("error"));
+  const auto pass = [&](std::chrono::minutes time) {
+    for (auto passed = 0s; passed < time; passed += 10s) {
+      world.advance(10s);
+      world.beat("node-0");
+    }
+    world.settle();
+  };
+  pass(29min);
+  CHECK_FALSE(world.answer("node-0", id, 1, 2).has_value());
+  SUBCASE("none comes") {
+    pass(2min);
+    CHECK(world.answer("node-0", id, 1, 2)->at("error") ==
+          "not all of its shards came within 30 min");
+    CHECK(world.engine->job(id).at("state") == "running");
+  }
+  SUBCASE("it comes late") {
+    world.say("node-0", id, 1, shard(1, model_at(world.folder / "b")));  // 4
+    world.until([&] { return world.answer("node-0", id, 1, 4).has_value(); });
+    CHECK(world.answer("node-0", id, 1, 2)->at("ok") == true);
+    CHECK(world.answer("node-0", id, 1, 4)->at("ok") == true);
+  }
+}
+
 TEST_CASE("what was refused is refused again to who did not hear it") {
   World world;
   const JobId id = begin_training(world);

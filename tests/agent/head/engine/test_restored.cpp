@@ -331,6 +331,18 @@ TEST_CASE("a job that cannot be read costs no other") {
   CHECK(store_of(world)["restored"].is_null());
 }
 
+// A head that finds this as the job's spec. Gives what it was.
+std::string restart_with(World& world, const JobId& job, const std::string& spec) {
+  world.engine.reset();
+  Database database(world.options.root.database());
+  std::string before = database.text("SELECT spec FROM jobs ORDER BY created LIMIT 1");
+  Statement(database.handle(), "UPDATE jobs SET spec = ? WHERE job = ?").run(spec, job.str());
+  world.sent.clear();
+  world.starts.clear();
+  world.restart();
+  return before;
+}
+
 TEST_CASE("a job that cannot be read runs on, and a head that can read it hears all of it") {
   World world;
   world.join("node-1");
@@ -338,17 +350,7 @@ TEST_CASE("a job that cannot be read runs on, and a head that can read it hears 
   const fs::path secrets = world.options.root.secrets(job);
   fs::create_directories(secrets.parent_path());
   write(secrets, "{}");
-  const auto restart_with = [&](const std::string& spec) {
-    world.engine.reset();
-    Database database(world.options.root.database());
-    std::string before = database.text("SELECT spec FROM jobs ORDER BY created LIMIT 1");
-    Statement(database.handle(), "UPDATE jobs SET spec = ? WHERE job = ?").run(spec, job.str());
-    world.sent.clear();
-    world.starts.clear();
-    return before;
-  };
-  const std::string spec = restart_with(R"({"launcher": "later"})");
-  world.restart();
+  const std::string spec = restart_with(world, job, R"({"launcher": "later"})");
   CHECK(world.engine->has_unread_jobs());
   CHECK(world.engine->is_open(job));
   CHECK(world.engine->open_job() == job);
@@ -370,8 +372,7 @@ TEST_CASE("a job that cannot be read runs on, and a head that can read it hears 
   CHECK(world.acknowledged("node-1", job, 1) == 0);
   CHECK(world.forgotten.empty());
   CHECK(fs::exists(secrets));
-  restart_with(spec);
-  world.restart();
+  restart_with(world, job, spec);
   CHECK_FALSE(world.engine->has_unread_jobs());
   CHECK(world.state(job) == "running");
   join(world, "node-1", {{job, 1}}, {job, other});
@@ -379,6 +380,25 @@ TEST_CASE("a job that cannot be read runs on, and a head that can read it hears 
   world.exit_rank("node-1", job, 1, 0, 0);
   world.finish("node-1", job, 1, Outcome::succeeded);
   world.until([&] { return world.state(job) == "succeeded"; });
+}
+
+TEST_CASE("a person may end a job that cannot be read, and remove it then") {
+  World world;
+  world.join("node-1");
+  const JobId job = run(world);
+  restart_with(world, job, R"({"launcher": "later"})");
+  join(world, "node-1", {{job, 1}}, {job});
+  nlohmann::json answer;
+  world.engine->stop(job, std::nullopt, [&](nlohmann::json said) { answer = std::move(said); });
+  world.settle();
+  CHECK(answer.at("state") == "stopping");
+  CHECK(world.stops("node-1", job, 1) == 1);
+  world.exit_rank("node-1", job, 1, 0, 0, true);
+  world.finish("node-1", job, 1, Outcome::stopped);
+  world.engine->remove(job, [&](nlohmann::json said) { answer = std::move(said); });
+  world.settle();
+  CHECK_FALSE(world.engine->has_unread_jobs());
+  world.started("node-1", world.submit(World::spec()), 1);
 }
 
 TEST_CASE("restored: a node that only a job's rows name is awaited, and lost if it does not come") {
