@@ -25,8 +25,8 @@ namespace dtrain::cli {
 namespace {
 
 constexpr auto kHeadBack = std::chrono::seconds(60);
-constexpr auto kFirstPause = std::chrono::milliseconds(50);
-constexpr auto kLongestPause = std::chrono::milliseconds(1000);
+constexpr auto kFirstAgain = std::chrono::milliseconds(50);
+constexpr auto kLongestAgain = std::chrono::milliseconds(1000);
 constexpr int kStageTries = 4;
 
 bool is_silence(const Error& error) {
@@ -49,7 +49,7 @@ nlohmann::json post_job(const Context& context, wire::ApiClient& client, const J
   const std::string cluster = context.cluster();
   const nlohmann::json request = sending.request(spec);
   std::optional<std::chrono::steady_clock::time_point> until;  // from the first failure on
-  auto pause = kFirstPause;
+  auto pause = kFirstAgain;
   bool new_way = false;
   bool is_unsure = false;  // an answer may have been lost
   while (true) {
@@ -73,7 +73,7 @@ nlohmann::json post_job(const Context& context, wire::ApiClient& client, const J
     if (!new_way) context.note("the head does not answer, it is asked again");
     new_way = true;
     std::this_thread::sleep_for(pause);
-    pause = std::min(kLongestPause, pause * 2);
+    pause = std::min(kLongestAgain, pause * 2);
   }
 }
 

@@ -38,15 +38,15 @@ void Engine::Impl::finish_deletions() {
   for (const auto& [id, row] : forgotten) names.insert(id.str());
   tidy.add([names = std::move(names), root = options.root] {
     for (const fs::path& folder : {root.storage(), root.mirror()}) {
-      std::error_code unread;
+      std::error_code failed;
       std::vector<fs::path> left;
-      for (fs::directory_iterator at(folder, unread), end; !unread && at != end;
-           at.increment(unread)) {
+      for (fs::directory_iterator at(folder, failed), end; !failed && at != end;
+           at.increment(failed)) {
         if (names.contains(at->path().filename().string())) left.push_back(at->path());
       }
-      if (unread && unread != std::errc::no_such_file_or_directory) {
+      if (failed && failed != std::errc::no_such_file_or_directory) {
         log::warn("it is not known what is left of jobs that were removed",
-                  {{"path", folder.string()}, {"why", unread.message()}});
+                  {{"path", folder.string()}, {"why", failed.message()}});
       }
       for (const fs::path& path : left) {
         try {

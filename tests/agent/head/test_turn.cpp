@@ -15,7 +15,7 @@ using head::HeadTurn;
 namespace {
 
 struct Root {
-  testing::TemporaryFolder folder;
+  dtrain::testing::TemporaryFolder folder;
   paths::HeadRoot root{folder.path()};
 };
 
@@ -107,12 +107,12 @@ TEST_CASE("one that ended while it waited for the one before it waits again") {
 }
 
 TEST_CASE("a job of another Slurm is another holder, whatever its id") {
-  const testing::VariableIs job("SLURM_JOB_ID", "7");
+  const dtrain::testing::VariableIs job("SLURM_JOB_ID", "7");
   {
-    const testing::VariableIs start("DTRAIN_HEAD_START", std::nullopt);
+    const dtrain::testing::VariableIs start("DTRAIN_HEAD_START", std::nullopt);
     CHECK(head::turn_holder() == "Slurm job 7");
   }
-  const testing::VariableIs start("DTRAIN_HEAD_START", "1700000000.42");
+  const dtrain::testing::VariableIs start("DTRAIN_HEAD_START", "1700000000.42");
   CHECK(head::turn_holder() == "Slurm job 7 of 1700000000.42");
 }
 

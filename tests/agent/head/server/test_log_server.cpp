@@ -57,7 +57,7 @@ TEST_CASE("of a job that waits nothing changes but what its followers are told")
 }
 
 TEST_CASE("the last lines of a file are found from its end") {
-  const testing::TemporaryFolder folder;
+  const dtrain::testing::TemporaryFolder folder;
   const fs::path path = folder / "log";
   const auto tail = [&](const std::string& content, int lines) {
     write_file_atomic(path, content);
@@ -80,7 +80,7 @@ TEST_CASE("the last lines of a file are found from its end") {
 }
 
 TEST_CASE("logs: a file that is not there is told from one that cannot be opened") {
-  const testing::TemporaryFolder folder;
+  const dtrain::testing::TemporaryFolder folder;
   head::LogFiles files;
   CHECK(files.open(folder / "0.out") == nullptr);
   write_file_atomic(folder / "0.out", "abc");
@@ -150,7 +150,7 @@ TEST_CASE("news: very many ranks are not looked through for each frame") {
 
 TEST_CASE(
     "a head signs for the nodes that it lets in, and an init that is repeated changes nothing") {
-  const testing::TemporaryFolder folder;
+  const dtrain::testing::TemporaryFolder folder;
   const paths::HeadRoot root{folder.path() / "head"};
   const head::HeadConfig config{ClusterId("lab-abcdef"), "lab", "local", 2, 0, 0};
   head::init_head(root, config);
@@ -174,7 +174,7 @@ TEST_CASE(
 }
 
 TEST_CASE("logs: a copy goes on where it ended, or behind what its node has released") {
-  const testing::TemporaryFolder folder;
+  const dtrain::testing::TemporaryFolder folder;
   const fs::path log = folder / "0.out";
   CHECK(head::append_copy(log, 0, "abc") == 3);
   CHECK(head::append_copy(log, 1, "bcd") == 4);
@@ -217,7 +217,7 @@ TEST_CASE("a head may end while the engine is at a follower's question") {
 }
 
 TEST_CASE("files: of a log whose oldest part was released that is listed") {
-  const testing::TemporaryFolder folder;
+  const dtrain::testing::TemporaryFolder folder;
   write_file_atomic(folder / "0.out", "0123456789");
   mark_released(folder / "0.out", 4);
   head::JobFiles files;
