@@ -636,7 +636,8 @@ TEST_CASE("a head finds the jobs that a reference may mean") {
   world.settle();
   const auto meant = [&](const std::string& reference) {
     std::vector<std::string> ids;
-    for (const auto& job : world.engine->jobs_meant(reference).at("jobs")) {
+    const nlohmann::json answer = world.engine->jobs_meant(reference);
+    for (const auto& job : answer.at("jobs")) {
       ids.push_back(job.at("job").get<std::string>());
     }
     return ids;
