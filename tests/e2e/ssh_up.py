@@ -288,10 +288,11 @@ class Up(HostsCase):
         self.up()
         (self.folder / "save.py").write_text("""
 import json, os, socket
-os.mkdir("saved")
+os.mkdir("/tmp/saved")
+open("/tmp/saved/weights", "w").write("1")
 stream = socket.socket(socket.AF_UNIX)
 stream.connect(os.environ["DTRAIN_REPORT_SOCKET"])
-stream.sendall(json.dumps({"type": "checkpoint", "step": 1, "path": "saved", "ack": True}).encode() + b"\\n")
+stream.sendall(json.dumps({"type": "checkpoint", "step": 1, "path": "/tmp/saved", "ack": True}).encode() + b"\\n")
 assert json.loads(stream.makefile().readline())["ok"]
 """)
         job = self.json("submit", "-d", "--", "python3", "save.py")["job"]
