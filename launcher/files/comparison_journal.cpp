@@ -73,7 +73,6 @@ class Comparison::JournalWriter {
     }
     switch (item.action) {
       case Action::same:
-        break;
       case Action::foreign:
         break;
       case Action::ask:
