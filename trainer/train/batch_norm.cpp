@@ -201,7 +201,8 @@ torch::Tensor BatchNormImpl::forward(const torch::Tensor& input) {
   }
   // An empty batch moves nothing.
   if (is_training() && input.numel() > 0) {
-    require_several(static_cast<double>(input.numel() / input.size(1)), input);
+    const std::int64_t values = input.numel() / input.size(1);  // of each channel
+    require_several(static_cast<double>(values), input);
   }
   return at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), momentum_,
                         eps_, at::globalContext().userEnabledCuDNN());
