@@ -113,17 +113,7 @@ TEST_CASE("submit, tune: who breaks the connection before the answer is asked ag
   std::vector<json> asked;
   bool refuses = false;
   House house;  // it ends first
-  const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
-  const fs::path folder = house.work / "state/dtrain/clusters/c";
-  fs::create_directories(folder);
-  write_file_atomic(folder / "cluster.json", json{{"name", "c"},
-                                                  {"id", "c-abcdef"},
-                                                  {"provider", "ssh"},
-                                                  {"nodes", {machine}},
-                                                  {"head_root", "/x"},
-                                                  {"agent", ""},
-                                                  {"spec", json::object()}}
-                                                 .dump());
+  house.note_host();
   fs::create_directories(house.work / "w");
   house.serve([&](const FakeHead::Request& request) -> FakeHead::Response {
     const std::lock_guard lock(mutex);
@@ -579,17 +569,7 @@ TEST_CASE("sync: by default down from the head's node, up to all that have not g
     for (json& node : nodes) node["head"] = node["node"] == "10.0.0.9";
   }
   SUBCASE("as it is remembered here, where the head does not say") {
-    const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
-    const fs::path folder = house.work / "state/dtrain/clusters/c";
-    fs::create_directories(folder);
-    write_file_atomic(folder / "cluster.json", json{{"name", "c"},
-                                                    {"id", "c-abcdef"},
-                                                    {"provider", "ssh"},
-                                                    {"nodes", {machine}},
-                                                    {"head_root", "/x"},
-                                                    {"agent", ""},
-                                                    {"spec", json::object()}}
-                                                   .dump());
+    house.note_host();
   }
   std::mutex mutex;
   std::set<std::string> asked;

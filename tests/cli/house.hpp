@@ -83,6 +83,21 @@ struct House {
         std::move(on_socket));
   }
 
+  // The cluster is one of a host over SSH, as `up` has noted it.
+  void note_host() const {
+    const json machine = {{"node", "10.0.0.9"}, {"address", "10.0.0.9"}, {"root", "/x"}};
+    const fs::path its = work / "state/dtrain/clusters/c";
+    fs::create_directories(its);
+    write_file_atomic(its / "cluster.json", json{{"name", "c"},
+                                                 {"id", "c-abcdef"},
+                                                 {"provider", "ssh"},
+                                                 {"nodes", {machine}},
+                                                 {"head_root", "/x"},
+                                                 {"agent", ""},
+                                                 {"spec", json::object()}}
+                                                .dump());
+  }
+
   fs::path socket() const { return work / "head.sock"; }
   SpawnOptions options(std::vector<std::string> words) const {
     SpawnOptions spawned;

@@ -102,7 +102,8 @@ struct Attempt {
   std::deque<std::pair<wire::AttemptEvent, Clock::time_point>> unacked;
   std::optional<std::uint64_t> beats;  // on their way
   bool stopped = false;
-  bool over = false;
+  bool ends = false;  // its ranks have
+  bool over = false;  // and the head has been told
   std::int64_t seconds = 0;
   double reports = 1;
   double lines = 0;
@@ -252,11 +253,10 @@ class Node : public std::enable_shared_from_this<Node> {
         if (wire::carries_bytes(message)) (void)co_await bulk->read();
         if (const auto* from = std::get_if<wire::LogFrom>(&message)) send_output(*from);
         if (const auto* taken = std::get_if<wire::LogTaken>(&message)) {
-          if (Attempt::Output* output = output_of(taken->log)) output->taken = taken->offset;
+          note_taken(taken->log, taken->offset);
         }
         if (const auto* refused = std::get_if<wire::LogRefused>(&message)) {
-          if (Attempt::Output* output = output_of(refused->log))
-            output->taken = output->text.size();
+          note_taken(refused->log, std::nullopt);
         }
         if (const auto* ask = std::get_if<wire::DoctorAsk>(&message)) {
           wire::DoctorReport report;
@@ -361,18 +361,27 @@ class Node : public std::enable_shared_from_this<Node> {
     }
   }
 
-  Attempt::Output* output_of(const wire::LogName& log) {
-    const auto found = attempts_.find({log.job, log.attempt});
-    if (found == attempts_.end()) return nullptr;
-    const int local = std::atoi(log.file.c_str()) - found->second->spec.first_rank;
-    return &found->second->output.at(static_cast<std::size_t>(local));
+  static Attempt::Output& output_of(Attempt& attempt, const wire::LogName& log) {
+    const int local = std::atoi(log.file.c_str()) - attempt.spec.first_rank;
+    return attempt.output.at(static_cast<std::size_t>(local));
   }
 
   void send_output(const wire::LogFrom& from) {
-    Attempt::Output* output = output_of(from.log);
-    if (output == nullptr) return;
-    output->sent = output->taken = from.offset;
-    send_rest(from.log, *output);
+    const auto found = attempts_.find({from.log.job, from.log.attempt});
+    if (found == attempts_.end()) return;
+    Attempt::Output& output = output_of(*found->second, from.log);
+    output.sent = output.taken = from.offset;
+    send_rest(from.log, output);
+    finish_behind_logs(*found->second);
+  }
+
+  // `offset` absent: no more of it is wanted.
+  void note_taken(const wire::LogName& log, std::optional<std::uint64_t> offset) {
+    const auto found = attempts_.find({log.job, log.attempt});
+    if (found == attempts_.end()) return;
+    Attempt::Output& output = output_of(*found->second, log);
+    output.taken = offset.value_or(output.text.size());
+    finish_behind_logs(*found->second);
   }
 
   void send_rest(const wire::LogName& log, Attempt::Output& output) {
@@ -451,20 +460,22 @@ class Node : public std::enable_shared_from_this<Node> {
       exited.time = std::chrono::system_clock::now();
       emit(*attempt, exited);
     }
-    // As the real one: who follows the logs until the end sees all of them.
-    const auto is_wanted = [&] { return !dead_ && attempts_.contains({spec.job, spec.attempt}); };
-    while (is_wanted() &&
-           !std::all_of(attempt->output.begin(), attempt->output.end(),
-                        [](const auto& each) { return each.taken == each.text.size(); })) {
-      co_await sleep(50ms);
+    attempt->ends = true;
+    finish_behind_logs(*attempt);
+  }
+
+  // As the real one: who follows the logs until the end sees all of them.
+  void finish_behind_logs(Attempt& attempt) {
+    if (!attempt.ends || attempt.over || dead_) return;
+    for (const Attempt::Output& each : attempt.output) {
+      if (each.taken < each.text.size()) return;
     }
-    if (!is_wanted()) co_return;
     wire::NodeFinished finished;
-    finished.outcome = attempt->stopped ? wire::NodeFinished::Outcome::stopped
-                                        : wire::NodeFinished::Outcome::succeeded;
-    if (attempt->stopped) finished.reason = "stopped";
-    attempt->over = true;
-    emit(*attempt, finished);
+    finished.outcome = attempt.stopped ? wire::NodeFinished::Outcome::stopped
+                                       : wire::NodeFinished::Outcome::succeeded;
+    if (attempt.stopped) finished.reason = "stopped";
+    attempt.over = true;
+    emit(attempt, finished);
   }
 
   World& world_;

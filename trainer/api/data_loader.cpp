@@ -257,17 +257,18 @@ void check_alike(Context& context, const DataLoader* loader, const std::string& 
   constexpr std::array kNames{"loaders", "streams", "samples",  "batch_size",
                               "shuffle", "seed",    "drop_last"};
   std::array<std::int64_t, kNames.size()> mine{};
-  if (loader != nullptr) mine[0] = 1;
-  if (loader != nullptr && loader->is_stream()) mine[1] = 1;
-  if (loader != nullptr && !loader->is_stream()) {
+  if (loader != nullptr && loader->is_stream()) {
+    mine = {1, 1};
+  } else if (loader != nullptr) {
     const DataLoaderOptions& options = loader->options();
+    const bool shuffles = options.shuffle;
     mine = {1,
             0,
             loader->samples(),
             options.batch_size,
-            static_cast<std::int64_t>(options.shuffle),
-            static_cast<std::int64_t>(options.shuffle ? options.seed : 0),
-            static_cast<std::int64_t>(options.drop_last)};
+            shuffles ? 1 : 0,
+            static_cast<std::int64_t>(shuffles ? options.seed : 0),
+            options.drop_last ? 1 : 0};
   }
   const std::vector<at::Tensor> all = context.all_gather(
       at::tensor(at::ArrayRef<std::int64_t>(mine.data(), mine.size()), at::kLong));

@@ -36,8 +36,8 @@ bool make_copy(const fs::path& database, const WithDatabase& with,
 // Puts the newest copy that is whole, and not of a newer dtrain, in the place of a database that is
 // damaged, as `why` says, or missing; what was there stays as head.db.damaged-TIME, with its log.
 // What the damaged one, of today's version or an older, still has of jobs, whole and newer than in
-// the copy, is taken over. Throws
-// Error(io), with what to do, when no copy is whole; then nothing was changed.
+// the copy, is taken over. Throws Error(io), with what to do, when no copy is whole; then nothing
+// was changed.
 void restore(const fs::path& database, const std::string& why);
 
 // A copy that somebody has put in place beside the log of what was there before, which SQLite would

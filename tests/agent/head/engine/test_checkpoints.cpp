@@ -56,14 +56,10 @@ nlohmann::json checkpoint_line(const fs::path& path, int step, double acc, int s
 
 // A job of one rank, which has started.
 JobId begin_training(World& world, std::optional<int> num_to_keep = std::nullopt) {
-  world.join("node-0");
   JobSpec spec = World::spec();
   spec.workdir = (world.folder / "work").string();
   spec.checkpoint.num_to_keep = num_to_keep;
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
-  return id;
+  return world.begin("node-0", spec);
 }
 
 // What the head has said last of an event behind one that is not through; null: nothing.
@@ -276,12 +272,7 @@ TEST_CASE("reported, committed, answered, resumed from") {
 TEST_CASE(
     "what is durable behind a checkpoint that is not whole is heard, and need not come again") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.nproc_per_node.number = 2;
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 2);
+  const JobId id = world.begin("node-0", World::spec("job", 2));
   world.settle();
   const auto shard = [&](int step, int number) {
     const fs::path at = world.folder / (std::to_string(step) + "-" + std::to_string(number));
@@ -356,12 +347,7 @@ TEST_CASE("to a node that does not know it nothing is said of events behind a ch
 
 TEST_CASE("a checkpoint whose other shards never come is answered") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.nproc_per_node.number = 2;
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 2);
+  const JobId id = world.begin("node-0", World::spec("job", 2));
   const auto shard = [&](int number, const fs::path& at) {
     return wire::RankReport{number, checkpoint_line(at, 4, 0.8, number, 2)};
   };

@@ -441,12 +441,7 @@ TEST_CASE("secrets lie beside the database and go with the job") {
 
 TEST_CASE("metrics and progress") {
   World world;
-  world.join("node-0");
-  JobSpec spec = World::spec();
-  spec.nproc_per_node.number = 2;
-  const JobId id = world.submit(spec);
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 2);
+  const JobId id = world.begin("node-0", World::spec("job", 2));
   const auto metrics = [](int step, double loss, bool ack) {
     return nlohmann::json{
         {"type", "metrics"}, {"step", step}, {"metrics", {{"loss", loss}}}, {"ack", ack}};
@@ -473,10 +468,7 @@ TEST_CASE("metrics and progress") {
 
 TEST_CASE("of a job's metrics the first 4096 names have last values, the history all") {
   World world;
-  world.join("node-0");
-  const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = world.begin("node-0");
   constexpr int kReports = 18;
   constexpr int kNames = 256;  // of a report
   for (int epoch = 0; epoch < kReports; ++epoch) {
@@ -499,10 +491,7 @@ TEST_CASE("of a job's metrics the first 4096 names have last values, the history
 
 TEST_CASE("a job whose last values cannot be read is there without them, and goes on") {
   World world;
-  world.join("node-0");
-  const JobId id = world.submit(World::spec());
-  world.started("node-0", id, 1);
-  world.start_ranks("node-0", id, 1, 0, 1);
+  const JobId id = world.begin("node-0");
   world.settle();
   world.engine.reset();
   {

@@ -288,11 +288,12 @@ void World::revoke(const NodeId& node, bool /*counted*/, Revoked done) {
   revoking = std::move(done);
 }
 
-JobSpec World::spec(const std::string& name) {
+JobSpec World::spec(const std::string& name, int nproc) {
   JobSpec spec;
   spec.name = name;
   spec.command = {"true"};
   spec.workdir = "/tmp";
+  spec.nproc_per_node.number = nproc;
   return spec;
 }
 
@@ -301,6 +302,14 @@ nlohmann::json World::answer_to_submit(const JobSpec& job, const std::string& su
   engine->submit(submission_id, job, {}, [&](nlohmann::json json) { answer = std::move(json); });
   until([&] { return answer.has_value(); });
   return *answer;
+}
+
+JobId World::begin(const std::string& node, const JobSpec& job) {
+  join(node);
+  const JobId id = submit(job);
+  started(node, id, 1);
+  start_ranks(node, id, 1, 0, job.nproc_per_node.number);
+  return id;
 }
 
 JobId World::submit(const JobSpec& job, const std::string& submission_id,

@@ -85,9 +85,11 @@ class World : public Nodes {
   bool is_let_in(const NodeId& node) const override { return !shut_out.contains(node); }
 
   // ---- Jobs
-  static JobSpec spec(const std::string& name = "job");
+  static JobSpec spec(const std::string& name = "job", int nproc = 1);
   JobId submit(const JobSpec& spec, const std::string& submission_id = "",
                const std::map<std::string, std::string>& secrets = {});
+  // The node joins, and runs all ranks of a job of one node.
+  JobId begin(const std::string& node, const JobSpec& spec = World::spec());
   nlohmann::json answer_to_submit(const JobSpec& spec, const std::string& submission_id = "");
   nlohmann::json drain(const std::string& node, bool undo = false);  // its answer
   std::string state(const JobId& job);
