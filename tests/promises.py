@@ -63,4 +63,3 @@ class Promises(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
-
