@@ -47,7 +47,7 @@ class HeadChain {
   // all share: what the jobs run is put there, below (start(), and held()).
   Wanted wanted(const ClusterId& cluster, std::vector<std::string> options,
                 const fs::path& root) const;
-  // Equal for jobs that are asked for alike.
+  // Equal for jobs that are asked for alike, by whatever version of dtrain.
   static std::string launch_of(const Wanted& wanted);
   // Gives the new job's id. `after`: the job that it succeeds; empty: there is none.
   std::string ask(const Wanted& wanted, const std::string& after);

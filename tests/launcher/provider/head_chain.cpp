@@ -78,7 +78,11 @@ TEST_CASE("what the head's jobs are asked for with") {
   CHECK(wanted.script.find("root='/shared/it'\\''s 100%/head-node'\n") != std::string::npos);
   CHECK(wanted.script.find('@') == std::string::npos);
   HeadChain::Wanted other = wanted;
+  other.script += "# by another version\n";
   CHECK(HeadChain::launch_of(other) == HeadChain::launch_of(wanted));
+  const HeadChain::Wanted elsewhere =
+      chain.wanted(ClusterId("pool-abcdef"), {"--time=60"}, "/elsewhere/head-node");
+  CHECK(HeadChain::launch_of(elsewhere) != HeadChain::launch_of(wanted));
   other.options.front() = "--time=61";
   CHECK(HeadChain::launch_of(other) != HeadChain::launch_of(wanted));
   // Nothing else of ours is one of its jobs.
