@@ -74,7 +74,9 @@ class Clocks(FailingCase):
         return json.loads(self.run_dtrain("doctor", "--json").stdout)
 
     def assert_offsets(self, **wanted_s):
-        for node, offset in self.offsets().items():
+        offsets = self.offsets()
+        self.assertEqual(set(offsets), {"node-0", "node-1"})
+        for node, offset in offsets.items():
             self.assertAlmostEqual(offset / 1000, wanted_s.get(node.replace("-", "_"), 0), delta=30)
 
     def ends_well(self):

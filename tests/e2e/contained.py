@@ -3,7 +3,6 @@
 from harness import *
 
 AGENT = BUILD / "agent" / "dtrain-agent"
-EPOLL_WAIT = "232"  # by its number
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--"]
 
 
@@ -47,19 +46,6 @@ s.sendall(json.dumps({"type": "checkpoint", "step": 7, "path": folder, "shard": 
                       "shards": int(os.environ["WORLD_SIZE"]), "ack": True}).encode() + b"\\n")
 print(s.makefile().readline(), flush=True)
 """
-
-
-def stop_between_handlers(pid):
-    """Stops an agent while it waits for something to do: no handler takes the time until it goes on for its own."""
-    def stopped():
-        os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands still")
-        if Path(f"/proc/{pid}/syscall").read_text().split()[0] == EPOLL_WAIT:
-            return True
-        os.kill(pid, signal.SIGCONT)
-        return False
-
-    eventually(stopped, "it is stopped while it waits")
 
 
 @unittest.skipIf(why_not(), str(why_not()))

@@ -160,7 +160,7 @@ class Doctor(DoctorCase):
 
     def test_a_node_that_says_nothing_is_named(self):
         agent = next(p for p in self.agents("node") if b"node-1" in Path(f"/proc/{p}/cmdline").read_bytes())
-        os.kill(agent, signal.SIGSTOP)
+        stop_between_handlers(agent)
         try:
             done = self.run_dtrain("doctor", "--json")
         finally:

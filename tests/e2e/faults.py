@@ -199,6 +199,7 @@ sys.exit(1)
         done = self.run_dtrain("submit", "--max-restarts", "1", "--", "python3", "train.py")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("from checkpoint_000000", done.stdout)
+        self.assertIn("checkpoint_000001 is not whole and is passed over", done.stdout + done.stderr)
 
     def test_ctrl_c_detaches_and_the_job_goes_on(self):
         follower = self.start("submit", "--", "/bin/sh", "-c", "echo here; sleep 1000")
@@ -221,16 +222,20 @@ class LargeOutput(ClusterCase):
 
     def test_every_byte_of_a_flood_comes_through(self):
         """Two ranks write 40 MB each, one of them a single line; sums are compared."""
-        script = ("python3 -c \"import os,sys,random; r=int(os.environ['RANK']); "
-                  "random.seed(r); b=bytes(random.choices(range(256), k=1<<16)); "
-                  "b=b.replace(b'\\n', b'x') if r else b; "
-                  "[sys.stdout.buffer.write(b) for _ in range(640)]\"")
-        job = self.submit(script, "--nproc-per-node", "2")
+        flood = ("import os, random, sys\n"
+                 "def flood(rank):\n"
+                 "    piece = bytes(random.Random(rank).choices(range(256), k=65528))\n"
+                 "    piece = piece.replace(b'\\n', b'x') if rank else piece\n"
+                 "    return b''.join(b'%08d' % number + piece for number in range(640))\n")
+        program = self.folder / "flood.py"
+        program.write_text(flood + "sys.stdout.buffer.write(flood(int(os.environ['RANK'])))\n")
+        written = {}
+        exec(flood, written)
+        job = self.submit(f"python3 '{program}'", "--nproc-per-node", "2")
         self.wait_state(job, "succeeded")
         for rank in (0, 1):
-            with open(self.rank_output(job, rank), "rb") as file:
-                want = hashlib.sha256(file.read()).hexdigest()
-            self.assertEqual(self.rank_output(job, rank).stat().st_size, 640 << 16)
+            want = hashlib.sha256(written["flood"](rank)).hexdigest()
+            self.assertEqual(hashlib.sha256(self.rank_output(job, rank).read_bytes()).hexdigest(), want)
             target = self.folder / f"pulled{rank}"
             self.ok("pull", job, "--logs", "-o", target)
             got = next(target.rglob(f"{rank}.out"))

@@ -337,10 +337,59 @@ class ClusterCase(unittest.TestCase):
         return next(self.root().glob(f"nodes/*/jobs/{job}/attempt-{attempt}/ranks/{rank}.{stream}"))
 
 
+EPOLL_WAIT = "232"  # by its number
+
+
+def stop_between_handlers(pid):
+    """Stops an agent while it waits for something to do: no handler takes the time until it goes on for its own."""
+    def stopped():
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands still")
+        if Path(f"/proc/{pid}/syscall").read_text().split()[0] == EPOLL_WAIT:
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    eventually(stopped, "it is stopped while it waits")
+
+
+STRANGER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(60)
+try:
+    s.connect(sys.argv[1])
+except PermissionError:
+    print("not connected")
+    sys.exit()
+try:
+    s.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+    print("answered" if s.recv(10) else "hung up on")
+except ConnectionError:
+    print("hung up on")
+"""
+
+
+def stranger_at(path, way_open=False):
+    """What another user gets who connects to a unix socket; with the way open, as if its folders and its own mode did
+    not matter. Needs root."""
+    at = os.open(path, os.O_PATH)
+    try:
+        if way_open:
+            os.chmod(path, 0o666)
+        done = subprocess.run([sys.executable, "-c", STRANGER, f"/proc/self/fd/{at}" if way_open else path],
+                              pass_fds=[at], capture_output=True, text=True)
+    finally:
+        os.close(at)
+    return done.stdout.strip() or done.stderr
+
+
 def main():
     unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
 
 
 __all__ = ["BUILD", "DEADLINE", "SOURCE", "DTRAIN", "ClusterCase", "below", "contextlib", "eventually", "main", "parent_of",
-           "processes_with", "processes_with_environment", "json", "os", "re", "signal", "subprocess", "sys", "time",
-           "unittest", "Path"]
+           "processes_with", "processes_with_environment", "stop_between_handlers", "stranger_at", "json", "os", "re",
+           "signal", "subprocess", "sys", "time", "unittest", "Path"]

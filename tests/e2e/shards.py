@@ -88,7 +88,7 @@ class Shards(ClusterCase):
             """The senders stand still amid a shard; or all has come."""
             if amid():
                 for pid in senders:
-                    os.kill(pid, signal.SIGSTOP)
+                    stop_between_handlers(pid)
                 if amid():
                     return "midway"
                 for pid in senders:

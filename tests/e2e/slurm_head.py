@@ -212,13 +212,15 @@ class HandOver(HeadCase):
         self.assertIn('"ended":false', (self.place() / "turn.json").read_text())
         # And once more, while somebody follows.
         self.before = self.head()
-        follower = self.start("logs", "-f", self.job_id, stderr=subprocess.DEVNULL)
+        said, told = self.folder / "said", self.folder / "told"
+        with said.open("w") as out, told.open("w") as errors:
+            follower = self.start("logs", "-f", self.job_id, stdout=out, stderr=errors)
         sh("scancel", "--signal=USR1", "--batch", self.before)
         self.goes_on()
         self.ends_well()
-        said = follower.communicate(timeout=DEADLINE)[0]
-        written = [int(line.split()[-1]) for line in said.split("\n") if " line " in f" {line}"]
-        self.assertEqual(written, list(range(1, len(written) + 1)))
+        self.assertEqual(follower.wait(DEADLINE), 0, told.read_text())
+        written = [int(line.split()[-1]) for line in said.read_text().split("\n") if " line " in f" {line}"]
+        self.assertEqual(written, list(range(1, int(self.count.read_text()) + 1)), told.read_text())
 
     def test_it_is_cancelled(self):
         sh("scancel", self.before)
