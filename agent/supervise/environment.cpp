@@ -78,7 +78,11 @@ void put_attempt(Environment& env, const wire::AttemptSpec& spec,
     // Of those that a step of Slurm has, which may be others than the machine's first.
     std::vector<std::string> of_step;
     const auto here = base.find("CUDA_VISIBLE_DEVICES");
-    if (base.contains("SLURM_STEP_ID") && here != base.end()) of_step = split(here->second, ',');
+    const bool in_step = base.contains("SLURM_STEP_ID");
+    if (in_step && here != base.end()) of_step = split(here->second, ',');
+    // CUDA's own order goes by speed: of two jobs that count in different ways one number is two
+    // GPUs.
+    if (!in_step) env.emplace("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     std::vector<std::string> indices;
     for (const int gpu : spec.gpus) {
       const auto number = static_cast<std::size_t>(gpu);

@@ -52,9 +52,9 @@ inline constexpr std::array<std::string_view, 3> kOfTrial{"DTRAIN_PARAMS", "DTRA
                                                           "DTRAIN_TRIAL"};
 
 // Only where neither the login environment nor the job has them.
-inline constexpr std::array<std::string_view, 5> kUnlessSet{
+inline constexpr std::array<std::string_view, 6> kUnlessSet{
     "OMP_NUM_THREADS",    "PYTHONUNBUFFERED",   "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER",
 };
 
 // True for kOfAttempt, kOfRank and kOfTrial: the job's env and secrets may not set them.

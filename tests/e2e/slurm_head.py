@@ -215,6 +215,7 @@ class HandOver(HeadCase):
         said, told = self.folder / "said", self.folder / "told"
         with said.open("w") as out, told.open("w") as errors:
             follower = self.start("logs", "-f", self.job_id, stdout=out, stderr=errors)
+        eventually(lambda: said.stat().st_size, "it follows")
         sh("scancel", "--signal=USR1", "--batch", self.before)
         self.goes_on()
         self.ends_well()

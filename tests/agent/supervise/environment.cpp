@@ -43,7 +43,8 @@ TEST_CASE("a rank's environment, all of it") {
   supervise::Surroundings around;
   around.master_port = 29500;
   around.attempt_root = "/node/jobs/mnist-abcdef/attempt-3";
-  const Environment expected{{"CUDA_VISIBLE_DEVICES", "0,3"},
+  const Environment expected{{"CUDA_DEVICE_ORDER", "PCI_BUS_ID"},
+                             {"CUDA_VISIBLE_DEVICES", "0,3"},
                              {"DTRAIN_ATTEMPT", "3"},
                              {"DTRAIN_ATTEMPT_ROOT", "/node/jobs/mnist-abcdef/attempt-3"},
                              {"DTRAIN_ATTEMPT_TOKEN", "token"},
@@ -84,7 +85,7 @@ TEST_CASE("a rank's environment, all of it") {
   std::size_t ours = 0;
   for (const auto& [name, value] : expected) ours += contract::sets(name) ? 1 : 0;
   CHECK(ours == contract::kOfAttempt.size() + contract::kOfRank.size());
-  CHECK(expected.size() - ours == 3);
+  CHECK(expected.size() - ours == 4);
 }
 
 TEST_CASE("who lies over whom") {
@@ -167,6 +168,17 @@ TEST_CASE("CUDA_VISIBLE_DEVICES: none, all that the job has, or as the login has
   CHECK(environment(spec, around)["CUDA_VISIBLE_DEVICES"].empty());
   spec.gpus = {2};
   CHECK(environment(spec, around)["CUDA_VISIBLE_DEVICES"] == "2");
+}
+
+TEST_CASE(
+    "CUDA_DEVICE_ORDER: as nvidia-smi counts, where GPUs are given by number and nobody set it") {
+  wire::AttemptSpec spec = two_by_two();
+  CHECK(environment(spec).count("CUDA_DEVICE_ORDER") == 0);
+  spec.gpus_assigned = true;
+  CHECK(environment(spec)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID");
+  CHECK(environment(spec, {{{"SLURM_STEP_ID", "0"}}, {}, 0}).count("CUDA_DEVICE_ORDER") == 0);
+  spec.env["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST";
+  CHECK(environment(spec)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST");
 }
 
 TEST_CASE("nothing of an outer attempt shows through") {
