@@ -96,6 +96,21 @@ class OwnProject(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.check_trains(program)
 
+    def test_a_libtorch_at_another_place_is_linked_there_alone(self):
+        mine = self.pkg_config("--variable=libtorch")[0]
+        there = self.folder / "elsewhere"
+        libs = self.pkg_config(f"--define-variable=libtorch={there}", "--libs")
+        self.assertIn(f"-L{there}/lib", libs)
+        self.assertNotIn(mine, " ".join(libs))
+        there.symlink_to(mine)
+        folder = self.folder / "cmake elsewhere"
+        code, text = run("cmake", "-S", self.project, "-B", folder, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                         f"-DDTRAIN_LIBTORCH={there}", env=self.env)
+        self.assertEqual(code, 0, text)
+        link = (folder / "CMakeFiles/circle.dir/link.txt").read_text()
+        self.assertIn(f"-Wl,-rpath,{there}/lib", link)
+        self.assertNotIn(mine, link)
+
     def other_libtorch(self):
         """A folder that says it is LibTorch of the next minor version."""
         mine = Path(self.pkg_config("--variable=libtorch")[0])
