@@ -11,42 +11,11 @@
 
 #include "launcher/core/error.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/mounts.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain::cgroup {
 namespace {
-
-// A path of mountinfo: space, tab, newline and backslash are three octal digits.
-std::string unescaped(std::string_view text) {
-  std::string plain;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      plain +=
-          static_cast<char>(std::strtol(std::string(text.substr(i + 1, 3)).c_str(), nullptr, 8));
-      i += 3;
-    } else {
-      plain += text[i];
-    }
-  }
-  return plain;
-}
-
-struct Mount {
-  std::string root;  // which group is mounted
-  std::string point;
-};
-
-std::vector<Mount> mounts(const fs::path& proc) {
-  std::vector<Mount> found;
-  const auto text = read_file_if_there(proc / "mountinfo");
-  for (const std::string& line : split(text.value_or(""), '\n')) {
-    const std::size_t type = line.find(" - cgroup2 ");
-    if (type == std::string::npos) continue;
-    const std::vector<std::string> words = split(line.substr(0, type), ' ');
-    if (words.size() >= 5) found.push_back({unescaped(words[3]), unescaped(words[4])});
-  }
-  return found;
-}
 
 std::optional<std::string> own_path(const fs::path& proc) {
   const auto text = read_file_if_there(proc / "cgroup", 65536);
@@ -90,6 +59,7 @@ std::optional<fs::path> own(const fs::path& proc) {
   const auto path = own_path(proc);
   if (!path || path->starts_with("/..")) return std::nullopt;
   for (const Mount& mount : mounts(proc)) {
+    if (mount.type != "cgroup2") continue;
     if (mount.root == "/") return fs::path(mount.point + (*path == "/" ? "" : *path));
     if (*path == mount.root) return fs::path(mount.point);
     if (path->starts_with(mount.root + "/")) {

@@ -12,6 +12,7 @@
 #include "launcher/core/error.hpp"
 #include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
+#include "launcher/core/mounts.hpp"
 #include "launcher/core/text.hpp"
 
 namespace dtrain {
@@ -185,6 +186,7 @@ bool FileOf::is_gone(const fs::path& name) const {
 }
 
 void remove_tree(const fs::path& path) {
+  refuse_mounts(path);
   // Others may remove it as well, as hosts that share a home do: what one of them was quicker with
   // is an error of remove_all().
   std::error_code failed;

@@ -65,7 +65,8 @@ class FileOf {
   ino_t inode_ = 0;  // 0: none
 };
 
-// Removes a tree of ours without following links; a missing one is fine.
+// Removes a tree of ours without following links; a missing one is fine. One with a mount in it
+// stays whole: an Error names the place.
 void remove_tree(const fs::path& path);
 
 // Holds an exclusive flock(2) on a file for its lifetime. try_lock gives nothing when another

@@ -11,6 +11,7 @@
 #include "launcher/core/failpoint.hpp"
 #include "launcher/core/ids.hpp"
 #include "launcher/core/log.hpp"
+#include "launcher/core/mounts.hpp"
 
 namespace dtrain {
 namespace {
@@ -32,6 +33,7 @@ Trash::~Trash() {
 }
 
 void Trash::take(const fs::path& path) {
+  refuse_mounts(path);
   make_folders(folder_);
   const fs::path away = folder_ / (path.filename().string() + "." + random_hex(8));
   failpoint("trash.rename.before");
@@ -50,13 +52,14 @@ void Trash::unlink_all(const fs::path& tree) {
     fs::remove(tree, kept);
     return;
   }
-  for (fs::recursive_directory_iterator at(tree, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    if (ending_) return;
-    if (at->symlink_status(kept).type() != fs::file_type::directory) fs::remove(at->path(), kept);
-  }
-  if (ending_) return;
   try {
+    refuse_mounts(tree);
+    for (fs::recursive_directory_iterator at(tree, failed), end; !failed && at != end;
+         at.increment(failed)) {
+      if (ending_) return;
+      if (at->symlink_status(kept).type() != fs::file_type::directory) fs::remove(at->path(), kept);
+    }
+    if (ending_) return;
     remove_tree(tree);  // the folders, and what could not be entered
   } catch (const Error& error) {
     log::warn("deleted files stay", {{"why", error.what()}});

@@ -17,7 +17,8 @@ class Trash {
   // Waits for one unlink at most.
   ~Trash();
 
-  // When it returns nothing is at `path`; nothing was there is fine too. Throws Error.
+  // When it returns nothing is at `path`; nothing was there is fine too. Throws Error,
+  // also when something is mounted in it: then it stays where it is.
   void take(const fs::path& path);
 
  private:

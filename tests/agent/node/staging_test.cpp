@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/mount.h>
+
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "launcher/core/failpoint.hpp"
+#include "tests/support/own_mounts.hpp"
 #include "tests/support/patience.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -113,4 +116,23 @@ TEST_CASE("an attempt that is wanted again begins when what was given up has end
   CHECK(world.said.size() == 1);
   CHECK(fs::exists(world.root.workdir(kStagedJob, 1)));
   CHECK_FALSE(fs::exists(world.root.workdir(kStagedJob, 2)));
+}
+
+TEST_CASE("an attempt begins though something is mounted in an old one's workdir, which stays") {
+  dtrain::testing::with_own_mounts([] {
+    StagingWorld world;
+    hold = false;
+    const fs::path shared = world.folder / "shared";
+    const fs::path place = world.root.workdir(kStagedJob, 1) / "data";
+    for (const fs::path& folder : {shared, place, world.root.workdir(kStagedJob, 2)}) {
+      make_folders(folder);
+    }
+    write_file_atomic(shared / "file", "x");
+    dtrain::testing::expect(::mount(shared.c_str(), place.c_str(), nullptr, MS_BIND, nullptr) == 0,
+                            "a bind mount");
+    world.stage(kStagedJob, 3);
+    world.run_until([&] { return world.is_ready(kStagedJob); });
+    dtrain::testing::expect(fs::exists(place / "file"), "the file that is mounted");
+    dtrain::testing::expect(::umount(place.c_str()) == 0, "umount");
+  });
 }
