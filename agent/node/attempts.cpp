@@ -74,11 +74,18 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
         retry_(owner.executor_) {}
 
   void orphan() { owner_ = nullptr; }
+  // Its job is to be forgotten: it ends, and then the job is.
+  void give_up() {
+    given_up_ = true;
+    send(wire::StopRanks{std::chrono::seconds(0), "its job was removed"});
+    if (!socket_) connect();
+  }
   // Its job is gone, and whoever would acknowledge its end: a supervisor that waits for that goes.
   void dismiss() {
-    if (state_ != AttemptState::ended || !socket_ || writing_) return;
+    if (state_ != AttemptState::ended || !socket_) return;
     const std::string line =
         wire::dump(wire::to_json(wire::AttemptCommand(wire::EventAck{last_seq_, {}}))) + "\n";
+    if (writing_) return outgoing_.push_back(line);
     // Not waited for: one that does not read goes by its own limit.
     (void)::send(socket_->native_handle(), line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
@@ -173,8 +180,14 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     changed();
   }
 
-  void changed() const {
-    if (owner_ != nullptr && owner_->hooks_.changed) owner_->hooks_.changed();
+  void changed() {
+    if (owner_ == nullptr) return;
+    if (given_up_ && !running()) {  // behind what the head is told of its end
+      asio::post(owner_->executor_, [self = shared_from_this()] {
+        if (self->owner_ != nullptr) self->owner_->forget(self->key_.first);
+      });
+    }
+    if (owner_->hooks_.changed) owner_->hooks_.changed();
   }
 
   // On the files' thread: a busy machine takes its time for a new process too. Absent when it has
@@ -287,7 +300,8 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
     after_logs(kLogsLimit, wire::FromSupervisor{key_.first, key_.second, std::move(event)});
   }
 
-  // Told when the head has the logs: who follows them until the end sees all of them.
+  // Told when the head has the logs: who follows them until the end sees all of them. Nobody wants
+  // those of a job that is to be forgotten.
   void after_logs(std::chrono::milliseconds limit, wire::NodeMessage message) {
     auto tell = [self = shared_from_this(), message = std::move(message), mine = generation_,
                  limit](bool whole) mutable {
@@ -303,7 +317,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
       if (mine == self->generation_ && lost != nullptr) self->lost_told_ = true;
       self->changed();
     };
-    if (owner_->hooks_.after_logs) {
+    if (owner_->hooks_.after_logs && !given_up_) {
       owner_->hooks_.after_logs(key_, limit, std::move(tell));
     } else {
       tell(true);
@@ -444,6 +458,7 @@ class Attempts::Link : public std::enable_shared_from_this<Attempts::Link> {
   AttemptState state_ = AttemptState::known;
   std::optional<Error> start_error_;  // it was not started
   std::uint64_t last_seq_ = 0;        // of its last event; once it has ended
+  bool given_up_ = false;             // its job is forgotten when it does not run any more
   bool lost_told_ = false;            // SupervisorLost was sent: there is nothing more to come
   int generation_ = 0;  // of the connection; an older coroutine ends when it sees a newer
   bool writing_ = false;
@@ -574,8 +589,13 @@ void Attempts::renew_leases() {
 }
 
 void Attempts::forget(const JobId& job) {
+  bool lives = false;
   for (auto at = links_.begin(); at != links_.end();) {
-    if (at->first.first == job) {
+    if (at->first.first == job && at->second->running()) {
+      lives = true;
+      at->second->give_up();
+      ++at;
+    } else if (at->first.first == job) {
       at->second->dismiss();
       at->second->mark_done();
       at->second->orphan();
@@ -584,6 +604,7 @@ void Attempts::forget(const JobId& job) {
       ++at;
     }
   }
+  if (lives) return;
   files_.add([this, folder = root_.jobs() / job.str()] {
     try {
       trash_.take(folder);

@@ -74,7 +74,8 @@ class Attempts {
   // To every supervisor, also those that are starting; the head need not be there.
   void command_all(const wire::AttemptCommand& command);
   void renew_leases();
-  // The job's folder goes. Its attempts must be over.
+  // The job's folder goes, once its attempts are over: those that are not are ended. A head that
+  // lost this node and removed the job knows of none; who starts anew meanwhile is told it again.
   void forget(const JobId& job);
 
  private:

@@ -351,7 +351,7 @@ void Engine::Impl::forget(const JobId& id, const std::set<NodeId>& used, const s
       [this, guard, id, used, done, post_out = hooks.post](std::exception_ptr) {
         post_out([this, guard, id, used, done] {
           if (!guard.lock()) return;
-          for (const NodeId& node : used) nodes_out.forget(node, id);
+          for (const NodeId& node : used) clear_forgotten(node, {id});
           // Checkpoints elsewhere than in the head's own storage are the user's.
           tidy.add([storage = options.root.storage(id), mirror = options.root.mirror(id), id] {
             try {

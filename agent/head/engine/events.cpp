@@ -157,7 +157,7 @@ void Engine::Impl::event(const NodeId& node_id, const JobId& job_id, int number,
     nodes_out.send(node_id, job_id, number, refused);
     if (node == nodes.end()) return;
     if (finished) {
-      node->second.leftovers.erase({job_id, number});
+      drop_leftover(node->second, job_id, number);
       if (job != nullptr) look_at_lease(*job);
       schedule();
       rearm();

@@ -378,6 +378,7 @@ struct Engine::Impl {
   std::optional<std::string> held_by(const Job& job, const Holds& holds) const;
   void finish_deletions();
   void clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk);
+  bool drop_leftover(Node& node, const JobId& job, int attempt);
   nlohmann::json forgotten_lately() const;
   void pulled(const Job& job, const std::set<int>& numbers, Answer done);
   void look_at_disk();

@@ -98,9 +98,6 @@ void Engine::Impl::joined(const NodeInfo& info) {
   set_joined(tx, node);
   commit_node(std::move(tx));
 
-  // What lives there and should not. Where the end is known, only its acknowledgement is missing;
-  // a forgotten job had ended.
-  clear_forgotten(info.node, info.jobs);
   note_folders(info.node, info.jobs);
   for (const JobId& id : info.jobs) {
     if (Job* job = find(id); job != nullptr && job->spec.spares > 0) {
@@ -114,6 +111,8 @@ void Engine::Impl::joined(const NodeInfo& info) {
     node.word.clear();
     node.taken_back = false;
   }
+  // What lives there and should not. Where the end is known, only its acknowledgement is missing; a
+  // forgotten job may run on where it was lost, and is cleared when it has ended.
   node.leftovers.clear();
   for (const auto& [id, number] : info.attempts) {
     Job* job = find(id);
@@ -122,10 +121,12 @@ void Engine::Impl::joined(const NodeInfo& info) {
     if (share != nullptr && share->row.state == ShareState::finished) continue;
     if (share != nullptr && share->live() && attempt == job->live_attempt()) continue;
     if (job != nullptr) job->named = std::max(job->named, number);
-    const bool holds_node = job != nullptr || restored_lately() || unread.contains(id);
+    const bool holds_node =
+        job != nullptr || forgotten.contains(id) || restored_lately() || unread.contains(id);
     if (holds_node) node.leftovers.insert({id, number});
     stop_leftover(info.node, id, number);
   }
+  clear_forgotten(info.node, info.jobs);
 
   for (const JobId& id : jobs_on(info.node)) {
     Job* job = find(id);
@@ -302,7 +303,7 @@ void Engine::Impl::share_broken(const NodeId& id, const JobId& job_id, int numbe
                                 const std::string& reason, Broken how,
                                 const std::vector<pid_t>& unkillable) {
   if (const auto node = nodes.find(id); node != nodes.end()) {
-    if (node->second.leftovers.erase({job_id, number}) > 0) {
+    if (drop_leftover(node->second, job_id, number)) {
       if (Job* waits = find(job_id)) look_at_lease(*waits);
       schedule();
       rearm();

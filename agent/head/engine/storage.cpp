@@ -60,12 +60,26 @@ void Engine::Impl::finish_deletions() {
   });
 }
 
-// What a node has kept of jobs that were forgotten while it was away. Of a job that is not known at
-// all nothing is touched, as in finish_deletions().
+// What a node has kept of jobs that were forgotten; of one that may still run there not yet: an
+// older agent would lose its ranks. Of a job that is not known at all nothing is touched, as in
+// finish_deletions().
 void Engine::Impl::clear_forgotten(const NodeId& node, const std::vector<JobId>& on_disk) {
+  const auto found = nodes.find(node);
   for (const JobId& id : on_disk) {
-    if (forgotten.contains(id) && !jobs.contains(id)) nodes_out.forget(node, id);
+    if (!forgotten.contains(id) || jobs.contains(id)) continue;
+    if (found != nodes.end()) {
+      const auto left = found->second.leftovers.lower_bound({id, 0});
+      if (left != found->second.leftovers.end() && left->first == id) continue;
+    }
+    nodes_out.forget(node, id);
   }
+}
+
+// It has ended there. Whether it was one.
+bool Engine::Impl::drop_leftover(Node& node, const JobId& job, int attempt) {
+  if (node.leftovers.erase({job, attempt}) == 0) return false;
+  clear_forgotten(node.row.node, {job});
+  return true;
 }
 
 // Those that went by the user's settings, newest first, for whoever looks at the cluster.

@@ -235,6 +235,41 @@ TEST_CASE("a supervisor whose end nobody will acknowledge goes with its job") {
   world.run_until([&] { return has_ended(pid); });
 }
 
+// As a head says that had lost the node before it removed the job.
+TEST_CASE("of a job that is forgotten while it runs the ranks end, and then its folder goes") {
+  AttemptsWorld world("");
+  world.start.spec.command = {"echo $$ >>ranks; exec sleep 1000"};
+  const fs::path job = world.root.jobs() / kJob.str();
+  world.begin();
+  world.attempts->start(world.start);
+  SUBCASE("as it starts") {
+    world.attempts->forget(kJob);
+  }
+  SUBCASE("when it runs") {
+    world.run_until([&] { return world.ranks().ends_with("\n"); });
+    world.attempts->forget(kJob);
+  }
+  SUBCASE("by the next node agent, to which the head says it again") {
+    world.run_until([&] { return world.ranks().ends_with("\n"); });
+    world.attempts->forget(kJob);
+    world.begin();
+    CHECK(world.attempts->unfinished().size() == 1);
+    CHECK(world.attempts->on_disk() == std::vector<JobId>{kJob});
+    world.attempts->forget(kJob);
+  }
+  SUBCASE("whose supervisor was killed") {
+    world.run_until([&] { return world.ranks().ends_with("\n"); });
+    ::kill(supervise::read_supervisor(paths::attempt(world.root, kJob, 1))->pid, SIGKILL);
+    world.attempts->forget(kJob);
+  }
+  const pid_t supervisor = world.supervisor();
+  world.run_until([&] { return !fs::exists(job); });
+  if (const std::string rank = world.ranks(); !rank.empty()) CHECK(has_ended(std::stoi(rank)));
+  CHECK((world.finished() != nullptr || world.lost() != nullptr));
+  CHECK(world.attempts->unfinished().empty());
+  world.run_until([&] { return has_ended(supervisor); });
+}
+
 // A node may have run ten thousand of them before their jobs are removed.
 TEST_CASE("an attempt that is over holds no connection") {
   const auto sockets = [] {

@@ -61,6 +61,56 @@ TEST_CASE("a lost node: restarted elsewhere after its lease, the old epoch stopp
   CHECK(world.state(id) == "starting");
 }
 
+TEST_CASE("a job that is removed while a lost node runs it on goes from there when it has ended") {
+  bool was_frozen = false;
+  bool is_next_head = false;
+  bool agent_says = false;
+  SUBCASE("of a node that was frozen") {
+    was_frozen = true;
+  }
+  SUBCASE("of a node that was cut off") {}
+  SUBCASE("of a node that is back at the next head") {
+    is_next_head = true;
+  }
+  SUBCASE("without its supervisor's word") {
+    agent_says = true;
+  }
+  World world;
+  const NodeId node("node-0");
+  const JobId id = world.begin("node-0");
+  world.settle();
+  if (!was_frozen) world.engine->gone(node);
+  world.advance(31s);
+  REQUIRE(world.state(id) == "restarting");
+  world.engine->stop(id, std::nullopt, [](const nlohmann::json&) {});
+  world.until([&] { return world.state(id) == "stopped"; });
+  bool removed = false;
+  world.engine->remove(id, [&](const nlohmann::json&) { removed = true; });
+  world.until([&] { return removed; });
+  if (is_next_head) world.restart();
+  if (was_frozen) {
+    world.engine->heard(node);
+  } else {
+    NodeInfo info = World::info_of("node-0");
+    info.attempts = {{id, 1}};
+    info.jobs = {id};
+    world.engine->joined(info);
+    world.beat("node-0");
+  }
+  CHECK(world.stops("node-0", id, 1) == 1);
+  const JobId other = world.submit(World::spec());
+  world.settle();
+  CHECK(world.forgotten.empty());
+  CHECK_FALSE(world.was_started(other, 1));
+  if (agent_says) {
+    world.engine->supervisor_lost(node, id, 1, "killed", {});
+  } else {
+    world.finish("node-0", id, 1, Outcome::stopped, "given up");
+  }
+  CHECK(world.forgotten == std::vector<std::pair<NodeId, JobId>>{{node, id}});
+  world.started("node-0", other, 1);
+}
+
 TEST_CASE("a node that is lost while the start is being written ends the attempt once it is") {
   World world(1);
   const JobId id = world.submit(World::spec());
