@@ -44,7 +44,11 @@ void refuse_mounts(const fs::path& tree) {
   std::error_code failed;
   if (!fs::is_directory(fs::symlink_status(tree, failed))) return;
   const std::string place = fs::canonical(tree, failed).string();
-  if (failed) return;  // gone meanwhile
+  if (failed == std::errc::no_such_file_or_directory) return;  // gone meanwhile
+  if (failed) {
+    throw Error(ErrorCode::io, "cannot find out whether something is mounted in " +
+                                   printable_path(tree) + ": " + failed.message());
+  }
   const std::vector<Mount> all = mounts();
   // The newest, which can be unmounted before the others.
   for (auto mount = all.rbegin(); mount != all.rend(); ++mount) {

@@ -140,6 +140,7 @@ class Access(ClusterCase):
 
     @unittest.skipUnless(os.getuid() == 0, "needs root to become another user")
     def test_another_user_is_hung_up_on(self):
+        self.assertGreater(self.json("status")["cluster"]["head"]["port"], 0)
         job = self.submit("sleep 1000")
         self.wait_state(job, "running")
         ours = self.sockets()

@@ -209,5 +209,5 @@ def main():
 
 
 __all__ = ["AGENT", "BUILD", "DEADLINE", "FIREWALL", "SOURCE", "DTRAIN", "HostsCase", "Hosts", "UID", "USER", "write_yaml", "contextlib", "eventually",
-           "first_images", "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "subprocess", "sys", "time",
-           "unittest", "Path"]
+           "first_images", "known_hosts", "laboratory", "main", "json", "old_system", "os", "re", "signal", "stranger_at", "subprocess", "sys",
+           "time", "unittest", "Path"]

@@ -3,7 +3,6 @@
 import ssl
 
 from ssh_harness import *
-from harness import stranger_at
 
 # Runs in another host's network: every TCP port of the address that answers.
 SCAN = """
